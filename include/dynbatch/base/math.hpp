@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// The few integer helpers that policy headers need without the weight of <algorithm>.
+#include <dynbatch/base/config.hpp>
+
+#include <cstdint>
+#include <limits>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+template <class T>
+[[nodiscard]] constexpr T min_of(T a, T b) noexcept {
+  return b < a ? b : a;
+}
+template <class T>
+[[nodiscard]] constexpr T max_of(T a, T b) noexcept {
+  return a < b ? b : a;
+}
+template <class T>
+[[nodiscard]] constexpr T clamp_to(T v, T low, T high) noexcept {
+  return v < low ? low : (high < v ? high : v);
+}
+/// Quotient rounded up; `b` > 0, `a` >= 0.
+[[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+/// Sum that stops at the largest int64 instead of wrapping; both operands >= 0.
+[[nodiscard]] constexpr std::int64_t saturating_add(std::int64_t a, std::int64_t b) noexcept {
+  return a > std::numeric_limits<std::int64_t>::max() - b ? std::numeric_limits<std::int64_t>::max()
+                                                          : a + b;
+}
+/// Product that stops at the largest int64 instead of wrapping; both operands >= 0.
+[[nodiscard]] constexpr std::int64_t saturating_mul(std::int64_t a, std::int64_t b) noexcept {
+  return a != 0 && b > std::numeric_limits<std::int64_t>::max() / a
+             ? std::numeric_limits<std::int64_t>::max()
+             : a * b;
+}
+/// The next power of two >= v, for 1 <= v <= 2^62.
+[[nodiscard]] constexpr std::int64_t next_power_of_two(std::int64_t v) noexcept {
+  std::int64_t p = 1;
+  while (p < v) {
+    p *= 2;
+  }
+  return p;
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

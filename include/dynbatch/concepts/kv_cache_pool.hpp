@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// KVCachePool: owns the KV blocks, the block tables of running rows and the index of cached prefixes.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/ladder.hpp>
+#include <dynbatch/model/kv_event.hpp>
+#include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/sequence_content.hpp>
+#include <dynbatch/model/stats.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// What a scheduler tells its pool once, at make().
+struct PoolAttachment {
+  std::int32_t max_rows = 0;            ///< Rows that may hold a table.
+  std::int64_t max_context_tokens = 0;  ///< Longest table, in tokens.
+  std::int32_t max_plans_in_flight = 1;
+  bool in_order = true;                 ///< Executor::capabilities().in_order.
+};
+
+/// Result of a look-up; valid for the next acquire() and only while the pool has not changed.
+struct PrefixMatch {
+  std::int64_t num_tokens = 0;   ///< Reusable leading tokens.
+  std::int64_t num_blocks = 0;   ///< Blocks that hold them (first group).
+  std::int64_t idle_blocks = 0;  ///< Of these, how many acquire() would take out of `cached`.
+  PlanId newest_pending{};       ///< Newest plan that has still to write one of them; kNoPlan = none.
+  std::uint64_t ticket = 0;      ///< State of the pool at the look-up.
+};
+
+/// Laws: docs/policies/kv_cache_pool.md. Positions and counts are tokens unless a name says blocks.
+template <class P>
+concept KVCachePool =
+    std::movable<P> && detail::HasConfig<P> &&
+    requires(P& p, const P& cp, const PoolAttachment& attachment, const SequenceContentView& content,
+             const PrefixMatch& match, Row row, std::int64_t tokens, PlanId plan, TimeNs time,
+             std::size_t group, std::span<KvEvent> events) {
+      { p.attach(attachment) } noexcept -> std::same_as<Status>;
+      { cp.groups() } noexcept -> std::same_as<std::span<const GroupSpec>>;
+      { cp.can_ever_fit(tokens) } noexcept -> std::same_as<bool>;
+      { p.match(content, tokens) } noexcept -> std::same_as<PrefixMatch>;
+      { p.acquire(row, match) } noexcept -> std::same_as<bool>;
+      { p.extend(row, tokens) } noexcept -> std::same_as<bool>;
+      { p.publish(row, content, tokens, plan) } noexcept -> std::same_as<void>;
+      { p.truncate(row, tokens) } noexcept -> std::same_as<void>;
+      { p.fork(row, row, tokens) } noexcept -> std::same_as<Status>;
+      { p.release(row) } noexcept -> std::same_as<void>;
+      { cp.table(group, row) } noexcept -> std::same_as<std::span<const BlockId>>;
+      { p.settle(plan) } noexcept -> std::same_as<void>;
+      { p.withdraw(row, tokens) } noexcept -> std::same_as<std::int64_t>;
+      { cp.reads_withdrawn(row) } noexcept -> std::same_as<bool>;
+      { p.pin(content, tokens, time) } noexcept -> std::same_as<Status>;
+      { p.unpin_expired(time) } noexcept -> std::same_as<void>;
+      { p.resize(tokens) } noexcept -> std::same_as<Status>;
+      { p.clear() } noexcept -> std::same_as<bool>;
+      { p.drain_events(events) } noexcept -> std::same_as<std::size_t>;
+      { cp.stats() } noexcept -> std::same_as<PoolStats>;
+      { cp.check() } noexcept -> std::same_as<Status>;
+    };
+
+// One rung of the ladder: the expression `call` must be noexcept and return `type`.
+#define DYNBATCH_POOL_RUNG(call, type, text)                                                          \
+  static_assert(                                                                                      \
+      requires(P & p, const P& cp, const PoolAttachment& attachment, const SequenceContentView& content, \
+               const PrefixMatch& match, Row row, std::int64_t tokens, PlanId plan, TimeNs time,      \
+               std::size_t group, std::span<KvEvent> events) {                                        \
+        { call } noexcept -> std::same_as<type>;                                                      \
+      },                                                                                              \
+      "dynbatch: a KVCachePool needs '" text " noexcept'. See docs/policies/kv_cache_pool.md")
+
+/// One readable message for each missing requirement; called by the Scheduler.
+template <class P>
+consteval bool check_kv_cache_pool() {
+  static_assert(std::movable<P>, "dynbatch: a KVCachePool needs to be movable. See docs/policies/kv_cache_pool.md");
+  static_assert(detail::HasConfig<P>,
+                "dynbatch: a KVCachePool needs 'struct Config { Status validate() const noexcept; }'. "
+                "See docs/policies/kv_cache_pool.md");
+  DYNBATCH_POOL_RUNG(p.attach(attachment), Status, "Status attach(const PoolAttachment&)");
+  DYNBATCH_POOL_RUNG(cp.groups(), std::span<const GroupSpec>, "std::span<const GroupSpec> groups() const");
+  DYNBATCH_POOL_RUNG(cp.can_ever_fit(tokens), bool, "bool can_ever_fit(std::int64_t) const");
+  DYNBATCH_POOL_RUNG(p.match(content, tokens), PrefixMatch, "PrefixMatch match(const SequenceContentView&, std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.acquire(row, match), bool, "bool acquire(Row, const PrefixMatch&)");
+  DYNBATCH_POOL_RUNG(p.extend(row, tokens), bool, "bool extend(Row, std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.publish(row, content, tokens, plan), void,
+                     "void publish(Row, const SequenceContentView&, std::int64_t, PlanId)");
+  DYNBATCH_POOL_RUNG(p.truncate(row, tokens), void, "void truncate(Row, std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.fork(row, row, tokens), Status, "Status fork(Row, Row, std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.release(row), void, "void release(Row)");
+  DYNBATCH_POOL_RUNG(cp.table(group, row), std::span<const BlockId>, "std::span<const BlockId> table(std::size_t, Row) const");
+  DYNBATCH_POOL_RUNG(p.settle(plan), void, "void settle(PlanId)");
+  DYNBATCH_POOL_RUNG(p.withdraw(row, tokens), std::int64_t, "std::int64_t withdraw(Row, std::int64_t)");
+  DYNBATCH_POOL_RUNG(cp.reads_withdrawn(row), bool, "bool reads_withdrawn(Row) const");
+  DYNBATCH_POOL_RUNG(p.pin(content, tokens, time), Status, "Status pin(const SequenceContentView&, std::int64_t, TimeNs)");
+  DYNBATCH_POOL_RUNG(p.unpin_expired(time), void, "void unpin_expired(TimeNs)");
+  DYNBATCH_POOL_RUNG(p.resize(tokens), Status, "Status resize(std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.clear(), bool, "bool clear()");
+  DYNBATCH_POOL_RUNG(p.drain_events(events), std::size_t, "std::size_t drain_events(std::span<KvEvent>)");
+  DYNBATCH_POOL_RUNG(cp.stats(), PoolStats, "PoolStats stats() const");
+  DYNBATCH_POOL_RUNG(cp.check(), Status, "Status check() const");
+  return true;
+}
+#undef DYNBATCH_POOL_RUNG
+
+/// A view of any KVCachePool for run-time choice; the caller keeps the model alive.
+class AnyKVCachePool {
+ public:
+  using Config = EmptyConfig;
+
+  template <KVCachePool P>
+    requires(!std::same_as<P, AnyKVCachePool>)
+  explicit AnyKVCachePool(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
+
+  [[nodiscard]] Status attach(const PoolAttachment& a) noexcept { return table_->attach(self_, a); }
+  [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return table_->groups(self_); }
+  [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept { return table_->can_ever_fit(self_, tokens); }
+  [[nodiscard]] PrefixMatch match(const SequenceContentView& c, std::int64_t limit) noexcept {
+    return table_->match(self_, c, limit);
+  }
+  bool acquire(Row row, const PrefixMatch& m) noexcept { return table_->acquire(self_, row, m); }
+  bool extend(Row row, std::int64_t tokens) noexcept { return table_->extend(self_, row, tokens); }
+  void publish(Row row, const SequenceContentView& c, std::int64_t tokens, PlanId plan) noexcept {
+    table_->publish(self_, row, c, tokens, plan);
+  }
+  void truncate(Row row, std::int64_t tokens) noexcept { table_->truncate(self_, row, tokens); }
+  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept { return table_->fork(self_, from, to, tokens); }
+  void release(Row row) noexcept { table_->release(self_, row); }
+  [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
+    return table_->table(self_, group, row);
+  }
+  void settle(PlanId plan) noexcept { table_->settle(self_, plan); }
+  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept { return table_->withdraw(self_, row, tokens); }
+  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return table_->reads_withdrawn(self_, row); }
+  [[nodiscard]] Status pin(const SequenceContentView& c, std::int64_t tokens, TimeNs until) noexcept {
+    return table_->pin(self_, c, tokens, until);
+  }
+  void unpin_expired(TimeNs now) noexcept { table_->unpin_expired(self_, now); }
+  [[nodiscard]] Status resize(std::int64_t blocks) noexcept { return table_->resize(self_, blocks); }
+  bool clear() noexcept { return table_->clear(self_); }
+  std::size_t drain_events(std::span<KvEvent> out) noexcept { return table_->drain_events(self_, out); }
+  [[nodiscard]] PoolStats stats() const noexcept { return table_->stats(self_); }
+  [[nodiscard]] Status check() const noexcept { return table_->check(self_); }
+
+ private:
+  struct Table {
+    Status (*attach)(void*, const PoolAttachment&) noexcept;
+    std::span<const GroupSpec> (*groups)(const void*) noexcept;
+    bool (*can_ever_fit)(const void*, std::int64_t) noexcept;
+    PrefixMatch (*match)(void*, const SequenceContentView&, std::int64_t) noexcept;
+    bool (*acquire)(void*, Row, const PrefixMatch&) noexcept;
+    bool (*extend)(void*, Row, std::int64_t) noexcept;
+    void (*publish)(void*, Row, const SequenceContentView&, std::int64_t, PlanId) noexcept;
+    void (*truncate)(void*, Row, std::int64_t) noexcept;
+    Status (*fork)(void*, Row, Row, std::int64_t) noexcept;
+    void (*release)(void*, Row) noexcept;
+    std::span<const BlockId> (*table)(const void*, std::size_t, Row) noexcept;
+    void (*settle)(void*, PlanId) noexcept;
+    std::int64_t (*withdraw)(void*, Row, std::int64_t) noexcept;
+    bool (*reads_withdrawn)(const void*, Row) noexcept;
+    Status (*pin)(void*, const SequenceContentView&, std::int64_t, TimeNs) noexcept;
+    void (*unpin_expired)(void*, TimeNs) noexcept;
+    Status (*resize)(void*, std::int64_t) noexcept;
+    bool (*clear)(void*) noexcept;
+    std::size_t (*drain_events)(void*, std::span<KvEvent>) noexcept;
+    PoolStats (*stats)(const void*) noexcept;
+    Status (*check)(const void*) noexcept;
+  };
+  template <class P>
+  static constexpr Table kTable{
+      [](void* p, const PoolAttachment& a) noexcept { return static_cast<P*>(p)->attach(a); },
+      [](const void* p) noexcept { return static_cast<const P*>(p)->groups(); },
+      [](const void* p, std::int64_t t) noexcept { return static_cast<const P*>(p)->can_ever_fit(t); },
+      [](void* p, const SequenceContentView& c, std::int64_t t) noexcept { return static_cast<P*>(p)->match(c, t); },
+      [](void* p, Row r, const PrefixMatch& m) noexcept { return static_cast<P*>(p)->acquire(r, m); },
+      [](void* p, Row r, std::int64_t t) noexcept { return static_cast<P*>(p)->extend(r, t); },
+      [](void* p, Row r, const SequenceContentView& c, std::int64_t t, PlanId plan) noexcept {
+        static_cast<P*>(p)->publish(r, c, t, plan);
+      },
+      [](void* p, Row r, std::int64_t t) noexcept { static_cast<P*>(p)->truncate(r, t); },
+      [](void* p, Row a, Row b, std::int64_t t) noexcept { return static_cast<P*>(p)->fork(a, b, t); },
+      [](void* p, Row r) noexcept { static_cast<P*>(p)->release(r); },
+      [](const void* p, std::size_t g, Row r) noexcept { return static_cast<const P*>(p)->table(g, r); },
+      [](void* p, PlanId plan) noexcept { static_cast<P*>(p)->settle(plan); },
+      [](void* p, Row r, std::int64_t t) noexcept { return static_cast<P*>(p)->withdraw(r, t); },
+      [](const void* p, Row r) noexcept { return static_cast<const P*>(p)->reads_withdrawn(r); },
+      [](void* p, const SequenceContentView& c, std::int64_t t, TimeNs u) noexcept {
+        return static_cast<P*>(p)->pin(c, t, u);
+      },
+      [](void* p, TimeNs t) noexcept { static_cast<P*>(p)->unpin_expired(t); },
+      [](void* p, std::int64_t b) noexcept { return static_cast<P*>(p)->resize(b); },
+      [](void* p) noexcept { return static_cast<P*>(p)->clear(); },
+      [](void* p, std::span<KvEvent> e) noexcept { return static_cast<P*>(p)->drain_events(e); },
+      [](const void* p) noexcept { return static_cast<const P*>(p)->stats(); },
+      [](const void* p) noexcept { return static_cast<const P*>(p)->check(); }};
+
+  void* self_;
+  const Table* table_;
+};
+
+static_assert(KVCachePool<AnyKVCachePool>);
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// One step's work, as structures of arrays that are ready to upload.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/step_cost.hpp>
+
+#include <cstdint>
+#include <span>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+enum class ChunkKind : std::uint8_t { Prefill, Decode };
+
+/// One scheduled piece of one sequence. Chunks of a plan lie in attention order: a reader of KV that
+/// this plan writes stands behind its writer.
+struct Chunk {
+  SequenceId sequence{};
+  RequestId request{};
+  std::uint64_t user_data = 0;
+  std::int32_t first_position = 0;  ///< Position of its first token.
+  std::int32_t num_tokens = 0;      ///< >= 1; a decode is 1 + drafts.
+  std::int32_t context_length = 0;  ///< Positions whose KV exists once the chunk ran.
+  std::int32_t logits_from = 0;     ///< First position whose logits are wanted; first_position + num_tokens = none.
+  std::int32_t first_token = 0;     ///< Its first entry in StepPlan::tokens.
+  std::int32_t first_sample = 0;    ///< Its first entry among the plan's samples.
+  std::int32_t num_samples = 0;     ///< Samples wanted: 0 until the prompt is complete.
+  Row row{};
+  ChunkKind kind = ChunkKind::Prefill;
+};
+
+/// A token that a plan in flight will produce: the last sample of that row.
+[[nodiscard]] constexpr Token future_token(Row row) noexcept { return -1 - row.value; }
+[[nodiscard]] constexpr bool is_future_token(Token token) noexcept { return token < 0; }
+[[nodiscard]] constexpr Row row_of_future_token(Token token) noexcept { return Row{-1 - token}; }
+
+/// "Entry `index` of `row`'s block table is `block`." Applied in order; index 0 of a row begins a residence.
+struct BlockDelta {
+  Row row{};
+  std::int32_t index = 0;
+  BlockId block{};
+};
+
+/// Copy the first `num_tokens` tokens of `source` to `target` before anything of this plan is written.
+struct BlockCopy {
+  BlockId source{};
+  BlockId target{};
+  std::int32_t num_tokens = 0;
+};
+
+/// Move a block between device and host memory.
+struct BlockSwap {
+  BlockId device{};
+  std::int32_t host_slot = 0;
+  bool to_host = true;
+};
+
+/// What one KV group needs in this step. Order: copies and swap-outs read first, then swap-ins and
+/// zeroing, then the forward pass writes.
+struct GroupPlan {
+  GroupSpec spec{};
+  std::span<const TokenSlot> token_slots{};  ///< [num_tokens] where each token's KV goes.
+  std::span<const BlockDelta> deltas{};      ///< Changes of the resident block tables.
+  std::span<const BlockCopy> copies{};
+  std::span<const BlockId> zeroes{};
+  std::span<const BlockSwap> swaps{};
+};
+
+/// For hosts that address KV by sequence and position instead of by block.
+enum class RowOpKind : std::uint8_t { ShareRange, DropRange, Save, Restore };
+
+/// Positions [first, last) of `source` are shared with / dropped from / saved / restored into `target`.
+struct RowOp {
+  RowOpKind kind = RowOpKind::DropRange;
+  Row source{};
+  Row target{};
+  std::int32_t first = 0;
+  std::int32_t last = 0;
+  std::uint64_t handle = 0;  ///< Save / Restore: names the saved state.
+};
+
+/// A move of an expert replica that falls due with this step.
+struct ExpertMove {
+  std::int32_t layer = 0;
+  std::int32_t source_slot = 0;
+  std::int32_t target_slot = 0;
+  std::int32_t expert = 0;
+};
+
+/// A micro-batch: tokens [first_token, last_token) of the plan, from chunks [first_chunk, last_chunk).
+/// A cut may lie inside a chunk, which then belongs to both neighbours.
+struct MicroBatch {
+  std::int32_t first_chunk = 0;
+  std::int32_t last_chunk = 0;
+  std::int32_t first_token = 0;
+  std::int32_t last_token = 0;
+};
+
+/// Size that the step is padded to; zeros = not padded.
+struct PaddedSize {
+  std::int64_t tokens = 0;
+  std::int32_t rows = 0;
+  std::int32_t context_per_row = 0;  ///< Every padded row is charged this context.
+};
+
+/// What one data-parallel rank tells the others before a plan is sealed.
+struct RankSummary {
+  std::int64_t num_tokens = 0;
+  std::int64_t prefill_tokens = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t num_chunks = 0;
+  std::int64_t attention_work = 0;
+  bool wants_split = false;
+};
+
+/// One step. Immutable from its seal until it is settled by commit() or abandon(); the spans point
+/// into the scheduler's preallocated buffers.
+struct StepPlan {
+  PlanId id{};
+  TimeNs planned_at{};
+  std::span<const Chunk> chunks{};
+  std::span<const Token> tokens{};              ///< [num_tokens] ids, or future_token(row).
+  std::span<const std::int32_t> positions{};    ///< [num_tokens]
+  std::span<const std::int32_t> query_start{};  ///< [chunks + 1] CSR over tokens.
+  std::span<const std::int32_t> rows{};         ///< [chunks] row of each chunk.
+  std::span<const std::int32_t> context_lengths{};  ///< [chunks]
+  std::span<const MicroBatch> micro_batches{};  ///< At least one if there is a chunk.
+  std::span<const GroupPlan> groups{};
+  std::span<const RowOp> row_ops{};
+  std::span<const ExpertMove> expert_moves{};
+  std::uint64_t placement_version = 0;
+  PaddedSize padded{};
+  StepWork work{};              ///< Unpadded work, for cost models and feedback.
+  std::int32_t num_samples = 0; ///< Tokens wanted in total.
+  std::int32_t num_prefill_chunks = 0;
+  std::int32_t num_decode_chunks = 0;
+  bool is_dummy = false;        ///< Lock-step only: nothing of this rank, but it takes part.
+
+  [[nodiscard]] std::int64_t num_tokens() const noexcept { return static_cast<std::int64_t>(tokens.size()); }
+};
+
+/// Work of the step as an engine that pads would perform it: equal to plan.work where nothing is padded.
+[[nodiscard]] inline StepWork padded_work(const StepPlan& plan) noexcept {
+  StepWork work = plan.work;
+  if (plan.padded.rows > 0 && plan.num_decode_chunks > 0) {
+    work.decode_rows = plan.padded.rows;
+    work.kv_tokens = static_cast<std::int64_t>(plan.padded.rows) * plan.padded.context_per_row;
+  }
+  return work;
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
