@@ -32,6 +32,7 @@ enum class Errc : std::uint8_t {
   OutOfMemory = 12,    ///< make() could not allocate.
   InvalidArgument = 13,///< Any other argument outside its documented range.
   InternalError = 14,  ///< An invariant check failed; the state is suspect.
+  ExecutorFailed = 15, ///< The executor failed this request's chunks more often than it may be retried.
 };
 
 /// Name of an error code, for messages and logs.
@@ -52,6 +53,7 @@ enum class Errc : std::uint8_t {
     case Errc::OutOfMemory: return "out of memory";
     case Errc::InvalidArgument: return "invalid argument";
     case Errc::InternalError: return "internal error";
+    case Errc::ExecutorFailed: return "executor failed";
   }
   return "unknown";
 }

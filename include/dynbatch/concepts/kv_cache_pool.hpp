@@ -46,6 +46,7 @@ concept KVCachePool =
       { p.attach(attachment) } noexcept -> std::same_as<Status>;
       { cp.groups() } noexcept -> std::same_as<std::span<const GroupSpec>>;
       { cp.can_ever_fit(tokens) } noexcept -> std::same_as<bool>;
+      { cp.shares_prefixes() } noexcept -> std::same_as<bool>;
       { p.match(content, tokens) } noexcept -> std::same_as<PrefixMatch>;
       { p.acquire(row, match) } noexcept -> std::same_as<bool>;
       { p.extend(row, tokens) } noexcept -> std::same_as<bool>;
@@ -86,6 +87,7 @@ consteval bool check_kv_cache_pool() {
   DYNBATCH_POOL_RUNG(p.attach(attachment), Status, "Status attach(const PoolAttachment&)");
   DYNBATCH_POOL_RUNG(cp.groups(), std::span<const GroupSpec>, "std::span<const GroupSpec> groups() const");
   DYNBATCH_POOL_RUNG(cp.can_ever_fit(tokens), bool, "bool can_ever_fit(std::int64_t) const");
+  DYNBATCH_POOL_RUNG(cp.shares_prefixes(), bool, "bool shares_prefixes() const");
   DYNBATCH_POOL_RUNG(p.match(content, tokens), PrefixMatch, "PrefixMatch match(const SequenceContentView&, std::int64_t)");
   DYNBATCH_POOL_RUNG(p.acquire(row, match), bool, "bool acquire(Row, const PrefixMatch&)");
   DYNBATCH_POOL_RUNG(p.extend(row, tokens), bool, "bool extend(Row, std::int64_t)");
@@ -121,6 +123,7 @@ class AnyKVCachePool {
   [[nodiscard]] Status attach(const PoolAttachment& a) noexcept { return table_->attach(self_, a); }
   [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return table_->groups(self_); }
   [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept { return table_->can_ever_fit(self_, tokens); }
+  [[nodiscard]] bool shares_prefixes() const noexcept { return table_->shares_prefixes(self_); }
   [[nodiscard]] PrefixMatch match(const SequenceContentView& c, std::int64_t limit) noexcept {
     return table_->match(self_, c, limit);
   }
@@ -153,6 +156,7 @@ class AnyKVCachePool {
     Status (*attach)(void*, const PoolAttachment&) noexcept;
     std::span<const GroupSpec> (*groups)(const void*) noexcept;
     bool (*can_ever_fit)(const void*, std::int64_t) noexcept;
+    bool (*shares_prefixes)(const void*) noexcept;
     PrefixMatch (*match)(void*, const SequenceContentView&, std::int64_t) noexcept;
     bool (*acquire)(void*, Row, const PrefixMatch&) noexcept;
     bool (*extend)(void*, Row, std::int64_t) noexcept;
@@ -177,6 +181,7 @@ class AnyKVCachePool {
       [](void* p, const PoolAttachment& a) noexcept { return static_cast<P*>(p)->attach(a); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->groups(); },
       [](const void* p, std::int64_t t) noexcept { return static_cast<const P*>(p)->can_ever_fit(t); },
+      [](const void* p) noexcept { return static_cast<const P*>(p)->shares_prefixes(); },
       [](void* p, const SequenceContentView& c, std::int64_t t) noexcept { return static_cast<P*>(p)->match(c, t); },
       [](void* p, Row r, const PrefixMatch& m) noexcept { return static_cast<P*>(p)->acquire(r, m); },
       [](void* p, Row r, std::int64_t t) noexcept { return static_cast<P*>(p)->extend(r, t); },
