@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// StaticSizer: a fixed number of sequences a batch, as request-level engines have it.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/concepts/batch_sizer.hpp>
+#include <dynbatch/model/step_cost.hpp>
+
+#include <cstdint>
+#include <limits>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// Same limits for every step; learns nothing. Made for request-level batches
+/// (FcfsAdmission::Compose::BatchUntilEmpty); also the plain choice for tests.
+class StaticSizer {
+ public:
+  struct Config {
+    std::int32_t batch = 32;      ///< Sequences a batch; >= 1.
+    std::int64_t max_tokens = 0;  ///< Tokens a step; 0 = the executor's limit.
+
+    [[nodiscard]] constexpr Status validate() const noexcept {
+      if (batch < 1) {
+        return {Errc::InvalidConfig, "batch", batch, 1, "must be at least 1"};
+      }
+      if (max_tokens < 0) {
+        return {Errc::InvalidConfig, "max_tokens", max_tokens, 0,
+                "must not be negative; 0 means the executor's limit"};
+      }
+      return kOk;
+    }
+  };
+
+  StaticSizer() : StaticSizer(Config{}) {}
+  explicit StaticSizer(Config config) : config_(config) {
+    if (const Status status = config.validate(); !status) {
+      raise(status);
+    }
+  }
+
+  [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
+    BatchLimits out = ceiling();
+    const std::int32_t rows = max_of(in.max_sequences, 1);
+    const std::int64_t tokens = max_of<std::int64_t>(in.max_tokens, 1);
+    out.max_prefill_sequences = min_of(out.max_prefill_sequences, rows);
+    out.max_decode_sequences = min_of(out.max_decode_sequences, rows);
+    out.max_tokens = min_of(out.max_tokens, tokens);
+    out.max_prefill_tokens = out.max_tokens;
+    return out;
+  }
+  void observe(const StepFeedback& /*feedback*/) noexcept {}
+
+  [[nodiscard]] BatchLimits ceiling() const noexcept {
+    BatchLimits out;
+    out.max_prefill_sequences = config_.batch;
+    out.max_decode_sequences = config_.batch;
+    out.max_tokens =
+        config_.max_tokens > 0 ? config_.max_tokens : std::numeric_limits<std::int64_t>::max();
+    out.max_prefill_tokens = out.max_tokens;
+    return out;
+  }
+  [[nodiscard]] StepCost cost() const noexcept { return {}; }
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+
+ private:
+  Config config_;
+};
+
+static_assert(BatchSizer<StaticSizer>);
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
