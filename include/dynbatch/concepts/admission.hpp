@@ -13,6 +13,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -176,8 +177,8 @@ class AnyAdmission {
  public:
   using Config = EmptyConfig;
 
-  template <Admission P>
-    requires(!std::same_as<P, AnyAdmission>)
+  template <class P>
+    requires(!std::same_as<std::remove_const_t<P>, AnyAdmission> && Admission<P>)
   explicit AnyAdmission(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
 
   [[nodiscard]] AdmissionKey key(const AdmissionRequest& r) noexcept { return table_->key(self_, r); }

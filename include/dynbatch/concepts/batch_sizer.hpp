@@ -10,6 +10,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -101,8 +102,8 @@ class AnyBatchSizer {
  public:
   using Config = EmptyConfig;
 
-  template <BatchSizer P>
-    requires(!std::same_as<P, AnyBatchSizer>)
+  template <class P>
+    requires(!std::same_as<std::remove_const_t<P>, AnyBatchSizer> && BatchSizer<P>)
   explicit AnyBatchSizer(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept { return table_->limits(self_, in); }

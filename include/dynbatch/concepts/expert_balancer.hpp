@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -87,8 +88,8 @@ class AnyExpertBalancer {
  public:
   using Config = EmptyConfig;
 
-  template <ExpertBalancer P>
-    requires(!std::same_as<P, AnyExpertBalancer>)
+  template <class P>
+    requires(!std::same_as<std::remove_const_t<P>, AnyExpertBalancer> && ExpertBalancer<P>)
   explicit AnyExpertBalancer(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
 
   void observe(const ExpertCounts& counts) noexcept { table_->observe(self_, counts); }

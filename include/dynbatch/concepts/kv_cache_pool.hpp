@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -116,8 +117,8 @@ class AnyKVCachePool {
  public:
   using Config = EmptyConfig;
 
-  template <KVCachePool P>
-    requires(!std::same_as<P, AnyKVCachePool>)
+  template <class P>
+    requires(!std::same_as<std::remove_const_t<P>, AnyKVCachePool> && KVCachePool<P>)
   explicit AnyKVCachePool(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
 
   [[nodiscard]] Status attach(const PoolAttachment& a) noexcept { return table_->attach(self_, a); }

@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -67,8 +68,8 @@ class AnyMicroBatchSplitter {
  public:
   using Config = EmptyConfig;
 
-  template <MicroBatchSplitter P>
-    requires(!std::same_as<P, AnyMicroBatchSplitter>)
+  template <class P>
+    requires(!std::same_as<std::remove_const_t<P>, AnyMicroBatchSplitter> && MicroBatchSplitter<P>)
   explicit AnyMicroBatchSplitter(P& model) noexcept
       : self_(&model),
         split_([](void* p, const SplitInput& in) noexcept { return static_cast<P*>(p)->split(in); }) {}
