@@ -20,6 +20,7 @@ if(TARGET dynbatch_dynbatch)
   endif()
 endif()
 
+list(JOIN dynbatch_components " " dynbatch_components_text)
 configure_file(cmake/dynbatch-config.cmake.in dynbatch-config.cmake @ONLY)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/dynbatch-config-version.cmake
   COMPATIBILITY SameMinorVersion)

@@ -36,6 +36,8 @@ function(dynbatch_set_defaults target)
   else()
     set(flags ${dynbatch_warnings})
   endif()
+  # clang reports the deprecated std::get_temporary_buffer inside libstdc++'s own stable_sort.
+  list(APPEND flags $<$<CXX_COMPILER_ID:Clang>:-Wno-deprecated-declarations>)
   if(DYNBATCH_WERROR)
     list(APPEND flags -Werror)
   endif()

@@ -4,7 +4,7 @@
 # cmake -D include_dir=<folder with dynbatch/> -P layers.cmake
 cmake_minimum_required(VERSION 3.25)
 
-set(below_base)
+set(below_base base)
 set(below_model base)
 set(below_concepts base model)
 set(below_overlap base model concepts)

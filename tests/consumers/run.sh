@@ -49,10 +49,18 @@ refuses() {
   report $rc "$name" "$log"
 }
 
-# installs BUILD PLACE: installs to another folder first, then moves the tree.
+# installs BUILD PLACE [component...]: installs to another folder first, then moves the tree.
 installs() {
-  rm -rf "$work/before" "$2"
-  cmake --install "$1" --prefix "$work/before" > "$work/install.log" 2>&1 && mv "$work/before" "$2"
+  local build=$1 place=$2 component
+  shift 2
+  rm -rf "$work/before" "$place"
+  if [ $# = 0 ]; then
+    cmake --install "$build" --prefix "$work/before" || return
+  fi
+  for component in "$@"; do
+    cmake --install "$build" --prefix "$work/before" --component "$component" || return
+  done
+  mv "$work/before" "$place"
 }
 
 mkdir -p "$work"
@@ -60,7 +68,7 @@ no_third_parties=(-D CMAKE_DISABLE_FIND_PACKAGE_fmt=ON -D CMAKE_DISABLE_FIND_PAC
   -D CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
 
 installed=$work/moved
-installs "$dev_build" "$installed"
+installs "$dev_build" "$installed" > "$work/install.log" 2>&1
 report $? install "$work/install.log"
 if grep -rnI -e "$root" -e "$work/before" "$installed" > "$work/relocatable.log"; then
   report 1 relocatable "$work/relocatable.log"
@@ -96,7 +104,8 @@ else
 fi
 
 if [ -n "$cuda_build" ]; then
-  installs "$cuda_build" "$work/moved-cuda"
+  # The components are installed each for itself; the rest of this build may not even be built.
+  installs "$cuda_build" "$work/moved-cuda" headers cuda > "$work/install.log" 2>&1
   report $? install_cuda "$work/install.log"
   builds find_package_cuda cuda -D CMAKE_PREFIX_PATH="$work/moved-cuda"
   refuses cuda_without_toolkit cuda "it needs the CUDA toolkit, which was not found" \
