@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/hash.hpp>
+#include <dynbatch/sim/sha256.hpp>
+#include <dynbatch/sim/trace.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace {
+
+constexpr std::int64_t kNsPerSecond = 1'000'000'000;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+std::string_view trimmed(std::string_view s) {
+  while (!s.empty() && (s.front() == ' ' || s.front() == '\t')) {
+    s.remove_prefix(1);
+  }
+  while (!s.empty() && (s.back() == ' ' || s.back() == '\t' || s.back() == '\r')) {
+    s.remove_suffix(1);
+  }
+  return s;
+}
+
+// A value as it may stand in a message: short, one line, printable.
+std::string shown(std::string_view value) {
+  constexpr std::size_t kLongest = 60;
+  std::string text;
+  for (const char c : value.substr(0, kLongest)) {
+    text.push_back(c >= ' ' && c <= '~' ? c : '?');
+  }
+  if (value.size() > kLongest) {
+    text.replace(kLongest - 3, 3, "...");
+  }
+  return text;
+}
+
+// Reads digits only; false on anything else. Stops growing at the largest int64.
+bool parse_count(std::string_view text, std::int64_t& value, bool& too_large) {
+  too_large = false;
+  if (text.empty() || !std::all_of(text.begin(), text.end(), is_digit)) {
+    return false;
+  }
+  value = 0;
+  for (const char c : text) {
+    const std::int64_t digit = c - '0';
+    if (value > (INT64_MAX - digit) / 10) {
+      too_large = true;
+      return true;
+    }
+    value = value * 10 + digit;
+  }
+  return true;
+}
+
+// Days from 1970-01-01 in the proleptic Gregorian calendar (Howard Hinnant, days_from_civil).
+std::int64_t days_from_civil(std::int64_t y, std::int64_t m, std::int64_t d) {
+  y -= m <= 2 ? 1 : 0;
+  const std::int64_t era = y / 400;
+  const std::int64_t year_of_era = y - era * 400;
+  const std::int64_t day_of_year = (153 * (m + (m > 2 ? -3 : 9)) + 2) / 5 + d - 1;
+  const std::int64_t day_of_era =
+      year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+  return era * 146097 + day_of_era - 719468;
+}
+
+bool take_number(std::string_view& s, std::size_t digits, std::int64_t& value) {
+  if (s.size() < digits) {
+    return false;
+  }
+  value = 0;
+  for (std::size_t i = 0; i < digits; ++i) {
+    if (!is_digit(s[i])) {
+      return false;
+    }
+    value = value * 10 + (s[i] - '0');
+  }
+  s.remove_prefix(digits);
+  return true;
+}
+
+bool take_char(std::string_view& s, std::string_view any_of) {
+  if (s.empty() || any_of.find(s.front()) == std::string_view::npos) {
+    return false;
+  }
+  s.remove_prefix(1);
+  return true;
+}
+
+// "2023-11-16 18:15:46.6805900", with 'T' for the space and 'Z' or "+00:00" behind it if it likes.
+bool parse_date_time(std::string_view s, std::int64_t& ns) {
+  std::int64_t year = 0;
+  std::int64_t month = 0;
+  std::int64_t day = 0;
+  std::int64_t hour = 0;
+  std::int64_t minute = 0;
+  std::int64_t second = 0;
+  if (!take_number(s, 4, year) || !take_char(s, "-") || !take_number(s, 2, month) ||
+      !take_char(s, "-") || !take_number(s, 2, day) || !take_char(s, " T") ||
+      !take_number(s, 2, hour) || !take_char(s, ":") || !take_number(s, 2, minute) ||
+      !take_char(s, ":") || !take_number(s, 2, second)) {
+    return false;
+  }
+  const bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+  constexpr std::array<std::int64_t, 12> kDays{31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+  if (year < 1970 || year > 2090 || month < 1 || month > 12 || day < 1 ||
+      day > kDays[static_cast<std::size_t>(month - 1)] + (month == 2 && leap ? 1 : 0) ||
+      hour > 23 || minute > 59 || second > 59) {
+    return false;
+  }
+  std::int64_t fraction = 0;
+  if (take_char(s, ".")) {
+    std::int64_t unit = kNsPerSecond;
+    std::int64_t digit = 0;
+    if (s.empty() || !is_digit(s.front())) {
+      return false;
+    }
+    while (!s.empty() && is_digit(s.front())) {
+      static_cast<void>(take_number(s, 1, digit));
+      unit /= 10;  // digits beyond the ninth count nothing
+      fraction += digit * unit;
+    }
+  }
+  std::int64_t offset_minutes = 0;
+  if (!s.empty() && (s.front() == '+' || s.front() == '-')) {
+    const std::int64_t sign = s.front() == '+' ? 1 : -1;
+    std::int64_t offset_hour = 0;
+    std::int64_t offset_minute = 0;
+    s.remove_prefix(1);
+    if (!take_number(s, 2, offset_hour) || !take_char(s, ":") ||
+        !take_number(s, 2, offset_minute) || offset_hour > 14 || offset_minute > 59) {
+      return false;
+    }
+    offset_minutes = sign * (offset_hour * 60 + offset_minute);
+  } else {
+    static_cast<void>(take_char(s, "Z"));
+  }
+  if (!s.empty()) {
+    return false;
+  }
+  const std::int64_t total_seconds = days_from_civil(year, month, day) * 86400 + hour * 3600 +
+                                     (minute - offset_minutes) * 60 + second;
+  ns = total_seconds * kNsPerSecond + fraction;
+  return true;
+}
+
+// A whole number stays what it is; any other text becomes its hash, never 0. Empty = 0.
+std::uint64_t parse_label(std::string_view text) {
+  std::int64_t number = 0;
+  bool too_large = false;
+  if (text.empty()) {
+    return 0;
+  }
+  if (parse_count(text, number, too_large) && !too_large) {
+    return static_cast<std::uint64_t>(number);
+  }
+  std::uint64_t hash = 0xCBF29CE484222325ULL;  // FNV-1a
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
+  }
+  // Cleared top bit: a printed label is a whole number that reads back as itself.
+  return (mix64(hash) >> 1U) | 1U;
+}
+
+// Splits comma-separated text into records (RFC 4180: quotes may hold commas, quotes and line
+// ends).
+class RecordReader {
+ public:
+  explicit RecordReader(std::string_view text) : text_(text) {}
+
+  // Reads the next record that is neither blank nor a comment ('#' first). False at the end or on
+  // an error, which then stands in error().
+  bool next() {
+    while (at_ < text_.size()) {
+      line_ = next_line_;
+      const std::string_view rest = text_.substr(at_);
+      const std::string_view whole_line = rest.substr(0, rest.find('\n'));
+      const std::string_view content = trimmed(whole_line);
+      if (content.empty() || content.front() == '#') {
+        at_ = std::min(text_.size(), at_ + whole_line.size() + 1);
+        ++next_line_;
+        continue;
+      }
+      return read_record();
+    }
+    return false;
+  }
+
+  [[nodiscard]] const std::vector<std::string>& fields() const { return fields_; }
+  [[nodiscard]] std::size_t num_fields() const { return num_fields_; }
+  [[nodiscard]] std::int64_t line() const { return line_; }
+  [[nodiscard]] TraceErrc error() const { return error_; }
+  // Whether the text of the last record began with `c`.
+  [[nodiscard]] bool starts_with(char c) const {
+    return first_ < text_.size() && text_[first_] == c;
+  }
+
+ private:
+  bool read_record() {
+    first_ = at_;
+    num_fields_ = 0;
+    while (true) {
+      std::string& field = add_field();
+      if (!read_field(field)) {
+        return false;
+      }
+      if (at_ >= text_.size()) {
+        return true;
+      }
+      const char end = text_[at_++];
+      if (end == '\n') {
+        ++next_line_;
+        return true;
+      }
+    }
+  }
+
+  // Leaves at_ on the comma or line end behind the field, or at the end of the text.
+  bool read_field(std::string& field) {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t')) {
+      ++at_;
+    }
+    if (at_ >= text_.size() || text_[at_] != '"') {
+      const std::size_t end = std::min(text_.find_first_of(",\n", at_), text_.size());
+      const std::string_view raw = trimmed(text_.substr(at_, end - at_));
+      field.assign(raw);
+      at_ = end;
+      if (raw.find('"') != std::string_view::npos) {
+        error_ = TraceErrc::BadQuote;
+        return false;
+      }
+      return true;
+    }
+    ++at_;
+    while (at_ < text_.size()) {
+      const char c = text_[at_++];
+      if (c != '"') {
+        next_line_ += c == '\n' ? 1 : 0;
+        field.push_back(c);
+      } else if (at_ < text_.size() && text_[at_] == '"') {
+        field.push_back('"');
+        ++at_;
+      } else {
+        const std::size_t end = std::min(text_.find_first_of(",\n", at_), text_.size());
+        if (!trimmed(text_.substr(at_, end - at_)).empty()) {
+          error_ = TraceErrc::BadQuote;
+          return false;
+        }
+        at_ = end;
+        return true;
+      }
+    }
+    error_ = TraceErrc::UnclosedQuote;
+    return false;
+  }
+
+  std::string& add_field() {
+    if (num_fields_ == fields_.size()) {
+      fields_.emplace_back();
+    }
+    std::string& field = fields_[num_fields_++];
+    field.clear();
+    return field;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+  std::size_t first_ = SIZE_MAX;
+  std::int64_t line_ = 0;
+  std::int64_t next_line_ = 1;
+  std::vector<std::string> fields_;  // strings are reused from record to record
+  std::size_t num_fields_ = 0;
+  TraceErrc error_ = TraceErrc::None;
+};
+
+constexpr std::size_t kAbsent = SIZE_MAX;
+
+struct Columns {
+  bool is_azure = false;
+  std::size_t arrival = kAbsent;
+  std::size_t input = kAbsent;
+  std::size_t output = kAbsent;
+  std::size_t tenant = kAbsent;
+  std::size_t chat = kAbsent;
+};
+
+class Parser {
+ public:
+  Parser(std::string_view text, std::string_view name, const TraceOptions& options)
+      : reader_(text), options_(options) {
+    result_.trace.name = std::string(name);
+  }
+
+  TraceResult run() {
+    if (read_header()) {
+      read_rows();
+    }
+    if (result_.is_ok()) {
+      finish();
+    } else {
+      result_.trace.requests.clear();
+    }
+    return std::move(result_);
+  }
+
+ private:
+  bool fail(TraceErrc code, std::string_view column, std::string_view value, std::string text) {
+    TraceError& error = result_.error;
+    error.code = code;
+    error.file = result_.trace.name;
+    error.row = result_.trace.num_rows;
+    error.line = reader_.line();
+    error.column = std::string(column);
+    error.value = shown(value);
+    error.text = std::move(text);
+    return false;
+  }
+
+  bool fail_record() {
+    return reader_.error() == TraceErrc::UnclosedQuote
+               ? fail(TraceErrc::UnclosedQuote, "", "", "a quoted field is never closed")
+               : fail(TraceErrc::BadQuote, "", "",
+                      "a quote stands inside a field or text behind a closing quote");
+  }
+
+  bool read_header() {
+    const bool has_record = reader_.next();
+    if (reader_.starts_with('{')) {
+      return fail(TraceErrc::UnknownFormat, "", "",
+                  "JSON lines are not supported, only comma-separated columns");
+    }
+    if (!has_record) {
+      return reader_.error() != TraceErrc::None
+                 ? fail_record()
+                 : fail(TraceErrc::Empty, "", "", "empty trace: there is not even a header line");
+    }
+    header_.assign(reader_.fields().begin(),
+                   reader_.fields().begin() + static_cast<std::ptrdiff_t>(reader_.num_fields()));
+    columns_.is_azure = options_.format == TraceFormat::Azure ||
+                        (options_.format == TraceFormat::Auto &&
+                         (has("TIMESTAMP") || has("ContextTokens") || has("GeneratedTokens")));
+    if (options_.format == TraceFormat::Auto && !columns_.is_azure && !has("arrival_s") &&
+        !has("input_tokens") && !has("output_tokens")) {
+      return fail(TraceErrc::UnknownFormat, "", header_.front(),
+                  "the first line names neither TIMESTAMP,ContextTokens,GeneratedTokens nor "
+                  "arrival_s,input_tokens,output_tokens");
+    }
+    if (columns_.is_azure) {
+      return find("TIMESTAMP", "", true, columns_.arrival) &&
+             find("ContextTokens", "", true, columns_.input) &&
+             find("GeneratedTokens", "", true, columns_.output);
+    }
+    return find("arrival_s", "", true, columns_.arrival) &&
+           find("input_tokens", "", true, columns_.input) &&
+           find("output_tokens", "", true, columns_.output) &&
+           find("tenant", "client", false, columns_.tenant) &&
+           find("chat", "session", false, columns_.chat);
+  }
+
+  [[nodiscard]] bool has(std::string_view name) const {
+    return std::find(header_.begin(), header_.end(), name) != header_.end();
+  }
+
+  bool find(std::string_view name, std::string_view other_name, bool required,
+            std::size_t& column) {
+    for (std::size_t i = 0; i < header_.size(); ++i) {
+      if (header_[i] == name || (!other_name.empty() && header_[i] == other_name)) {
+        if (column != kAbsent) {
+          return fail(TraceErrc::DuplicateColumn, header_[i], "",
+                      header_[column] == header_[i]
+                          ? "the column stands twice in the header"
+                          : fmt::format("it means the same as the column '{}'", header_[column]));
+        }
+        column = i;
+      }
+    }
+    return column != kAbsent || !required ||
+           fail(TraceErrc::MissingColumn, name, "", "the header has no such column");
+  }
+
+  bool read_rows() {
+    while (reader_.next()) {
+      ++result_.trace.num_rows;
+      if (!read_row()) {
+        return false;
+      }
+    }
+    if (reader_.error() != TraceErrc::None) {
+      ++result_.trace.num_rows;
+      return fail_record();
+    }
+    return true;
+  }
+
+  bool read_row() {
+    if (reader_.num_fields() != header_.size()) {
+      const bool is_short = reader_.num_fields() < header_.size();
+      return fail(is_short ? TraceErrc::ShortRow : TraceErrc::LongRow, "", "",
+                  fmt::format("the row has {} fields, the header {}", reader_.num_fields(),
+                              header_.size()));
+    }
+    TraceRequest request;
+    if (!read_arrival(request.arrival_ns) || !read_tokens(columns_.input, request.input_tokens) ||
+        !read_tokens(columns_.output, request.output_tokens)) {
+      return false;
+    }
+    if (request.input_tokens == 0 || request.output_tokens == 0) {
+      ++result_.trace.num_skipped_rows;
+      return true;
+    }
+    if (columns_.tenant != kAbsent) {
+      request.tenant = parse_label(reader_.fields()[columns_.tenant]);
+    }
+    if (columns_.chat != kAbsent) {
+      request.chat = parse_label(reader_.fields()[columns_.chat]);
+    }
+    result_.trace.requests.push_back(request);
+    return true;
+  }
+
+  bool read_arrival(std::int64_t& ns) {
+    const std::string& text = reader_.fields()[columns_.arrival];
+    const std::string& name = header_[columns_.arrival];
+    if (columns_.is_azure) {
+      if (!parse_date_time(text, ns)) {
+        return fail(TraceErrc::BadValue, name, text,
+                    "not a date and time between 1970 and 2090 like 2023-11-16 18:15:46.6805900");
+      }
+    } else if (!parse_seconds(text, ns)) {
+      return fail(TraceErrc::BadValue, name, text,
+                  fmt::format("not a finite number of seconds from 0 to {}", kMaxTraceSeconds));
+    }
+    if (options_.order == TraceOrder::Strict && ns < previous_ns_) {
+      return fail(TraceErrc::NotSorted, name, text,
+                  "earlier than the row before; lenient reading would sort the rows");
+    }
+    previous_ns_ = ns;
+    return true;
+  }
+
+  bool read_tokens(std::size_t column, std::int64_t& tokens) {
+    const std::string& text = reader_.fields()[column];
+    bool too_large = false;
+    if (!parse_count(text, tokens, too_large)) {
+      return fail(TraceErrc::BadValue, header_[column], text, "not a whole number of tokens");
+    }
+    if (too_large || tokens > kMaxTraceTokens) {
+      return fail(TraceErrc::OutOfRange, header_[column], text,
+                  fmt::format("more than {} tokens", kMaxTraceTokens));
+    }
+    if (tokens == 0 && options_.order == TraceOrder::Strict) {
+      return fail(TraceErrc::NoTokens, header_[column], text,
+                  "a request needs at least one token; lenient reading would skip the row");
+    }
+    return true;
+  }
+
+  void finish() {
+    std::vector<TraceRequest>& requests = result_.trace.requests;
+    if (options_.order == TraceOrder::Lenient) {
+      std::stable_sort(
+          requests.begin(), requests.end(),
+          [](const TraceRequest& a, const TraceRequest& b) { return a.arrival_ns < b.arrival_ns; });
+    }
+    if (columns_.is_azure && !requests.empty()) {
+      const std::int64_t first = requests.front().arrival_ns;
+      for (TraceRequest& request : requests) {
+        request.arrival_ns -= first;
+      }
+    }
+    apply_window(result_.trace, options_);
+  }
+
+  RecordReader reader_;
+  const TraceOptions& options_;
+  TraceResult result_;
+  std::vector<std::string> header_;
+  Columns columns_;
+  std::int64_t previous_ns_ = 0;
+};
+
+TraceResult cannot_read(const std::string& path, std::string text) {
+  TraceResult result;
+  result.error.code = TraceErrc::CannotRead;
+  result.error.file = path;
+  result.error.text = std::move(text);
+  return result;
+}
+
+}  // namespace
+
+std::string TraceError::message() const {
+  std::string text_so_far = file + ":";
+  const char* separator = " ";
+  const auto add = [&](const std::string& part) {
+    text_so_far += separator + part;
+    separator = ", ";
+  };
+  if (row > 0) {
+    add(fmt::format("row {} (line {})", row, line));
+  } else if (line > 0) {
+    add(fmt::format("line {}", line));
+  }
+  if (!column.empty()) {
+    add(fmt::format("column '{}'", column));
+  }
+  const bool names_value = code == TraceErrc::BadValue || code == TraceErrc::OutOfRange ||
+                           code == TraceErrc::NoTokens || code == TraceErrc::NotSorted ||
+                           !value.empty();
+  if (names_value) {
+    add(fmt::format("value '{}'", value));
+  }
+  return text_so_far + (row > 0 || line > 0 || !column.empty() || names_value ? ": " : " ") + text;
+}
+
+bool parse_seconds(std::string_view text, std::int64_t& ns) noexcept {
+  // The digits without point and leading zeros, and the decimal exponent of the last of them.
+  std::array<char, 20> digits{};
+  std::size_t num_digits = 0;
+  std::int64_t exponent = 0;
+  bool has_digit = false;
+  bool has_point = false;
+  std::size_t i = 0;
+  if (!text.empty() && text.front() == '+') {
+    ++i;
+  }
+  for (; i < text.size() && (is_digit(text[i]) || (text[i] == '.' && !has_point)); ++i) {
+    if (text[i] == '.') {
+      has_point = true;
+      continue;
+    }
+    has_digit = true;
+    const bool kept = num_digits < digits.size() && (num_digits > 0 || text[i] != '0');
+    if (kept) {
+      digits[num_digits++] = text[i];
+    }
+    // A dropped digit behind the kept ones is worth less than a nanosecond, or the value is too
+    // large.
+    exponent += (has_point ? -1 : 0) + (kept || num_digits == 0 ? 0 : 1);
+  }
+  if (!has_digit) {
+    return false;
+  }
+  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
+    ++i;
+    const bool is_negative = i < text.size() && text[i] == '-';
+    if (i < text.size() && (text[i] == '-' || text[i] == '+')) {
+      ++i;
+    }
+    std::int64_t written = 0;
+    const std::size_t first = i;
+    for (; i < text.size() && is_digit(text[i]); ++i) {
+      written = std::min<std::int64_t>(written * 10 + (text[i] - '0'), 1'000'000);
+    }
+    if (i == first) {
+      return false;
+    }
+    exponent += is_negative ? -written : written;
+  }
+  if (i != text.size()) {
+    return false;
+  }
+  if (num_digits == 0) {
+    ns = 0;
+    return true;
+  }
+  exponent += 9;  // from seconds to nanoseconds
+  constexpr std::int64_t kLimit = kMaxTraceSeconds * kNsPerSecond;
+  std::int64_t value = 0;
+  const auto count = static_cast<std::int64_t>(num_digits);
+  for (std::int64_t d = 0; d < count + std::min<std::int64_t>(exponent, 32) && d < 40; ++d) {
+    const std::int64_t digit = d < count ? digits[static_cast<std::size_t>(d)] - '0' : 0;
+    if (value > (kLimit - digit) / 10) {
+      return false;
+    }
+    value = value * 10 + digit;
+  }
+  // The first digit behind the last nanosecond rounds.
+  const std::int64_t next = count + exponent;
+  if (exponent < 0 && next >= 0 && next < count && digits[static_cast<std::size_t>(next)] >= '5') {
+    ++value;
+  }
+  ns = value;
+  return true;
+}
+
+TraceResult parse_trace(std::string_view text, std::string_view name, const TraceOptions& options) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  const std::string digest = sha256_hex(text);
+  if (text.starts_with(kByteOrderMark)) {
+    text.remove_prefix(kByteOrderMark.size());
+  }
+  TraceResult result = Parser(text, name, options).run();
+  result.trace.sha256 = digest;
+  return result;
+}
+
+TraceResult read_trace(const std::string& path, const TraceOptions& options) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return cannot_read(path, "cannot open the file");
+  }
+  std::string text;
+  std::array<char, 65536> part{};
+  while (file.read(part.data(), part.size()) || file.gcount() > 0) {
+    text.append(part.data(), static_cast<std::size_t>(file.gcount()));
+  }
+  if (file.bad() || !file.eof()) {
+    return cannot_read(path, "cannot read the file");
+  }
+  return parse_trace(text, path, options);
+}
+
+std::string print_trace_csv(const Trace& trace) {
+  std::string text = "arrival_s,input_tokens,output_tokens,tenant,chat\n";
+  for (const TraceRequest& r : trace.requests) {
+    fmt::format_to(std::back_inserter(text), "{}.{:09},{},{},{},{}\n", r.arrival_ns / kNsPerSecond,
+                   r.arrival_ns % kNsPerSecond, r.input_tokens, r.output_tokens, r.tenant, r.chat);
+  }
+  return text;
+}
+
+void apply_window(Trace& trace, const TraceOptions& options) {
+  std::vector<TraceRequest>& requests = trace.requests;
+  const auto is_before = [](const TraceRequest& r, std::int64_t ns) { return r.arrival_ns < ns; };
+  if (options.end_ns >= 0) {
+    requests.erase(std::lower_bound(requests.begin(), requests.end(), options.end_ns, is_before),
+                   requests.end());
+  }
+  requests.erase(requests.begin(),
+                 std::lower_bound(requests.begin(), requests.end(), options.start_ns, is_before));
+  if (options.max_requests >= 0 &&
+      requests.size() > static_cast<std::size_t>(options.max_requests)) {
+    requests.resize(static_cast<std::size_t>(options.max_requests));
+  }
+  for (TraceRequest& request : requests) {
+    request.arrival_ns -= options.start_ns;
+  }
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
