@@ -1,0 +1,611 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// BlockPool: the KV blocks of one device, the block tables of its rows and the prefixes they
+/// cache.
+#include <dynbatch/base/buffer.hpp>
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/kv/block_store.hpp>
+#include <dynbatch/kv/lru.hpp>
+#include <dynbatch/kv/prefix_index.hpp>
+#include <dynbatch/model/kv_event.hpp>
+#include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/sequence_content.hpp>
+#include <dynbatch/model/stats.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// Paged KV cache with verified prefix sharing, one group of full attention. Laws and costs:
+/// docs/policies/kv_cache_pool.md. One thread; no allocation after attach() except in check().
+template <class Eviction = Lru, class Hash = WordHash>
+class BlockPool {
+ public:
+  struct Config {
+    std::int64_t num_blocks = 0;     ///< Blocks of KV memory, in [1, 2^31 - 2].
+    std::int32_t block_size = 16;    ///< Tokens a block, in [1, 65536].
+    bool prefix_caching = true;      ///< Off: nothing is indexed, every look-up misses.
+    std::int64_t max_kv_events = 0;  ///< Undrained cache events kept, in [0, 2^30]; 0 = off.
+
+    [[nodiscard]] constexpr Status validate() const noexcept {
+      if (num_blocks < 1 || num_blocks > 2147483646) {
+        return {Errc::InvalidConfig, "num_blocks", num_blocks, 2147483646, "must be in [1, limit]"};
+      }
+      if (block_size < 1 || block_size > 65536) {
+        return {Errc::InvalidConfig, "block_size", block_size, 65536, "must be in [1, limit]"};
+      }
+      if (max_kv_events < 0 || max_kv_events > 1073741824) {
+        return {Errc::InvalidConfig, "max_kv_events", max_kv_events, 1073741824,
+                "must be in [0, limit]"};
+      }
+      return kOk;
+    }
+  };
+
+  BlockPool() noexcept = default;
+  /// Keeps the configuration; attach() validates it.
+  explicit BlockPool(const Config& config) noexcept : config_(config) {}
+
+  /// Validates and allocates; all blocks are free, all rows empty. Errors: InvalidConfig,
+  /// InvalidArgument, OutOfMemory; the pool is then not usable but safe to call.
+  [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept {
+    max_rows_ = 0;
+    if (Status s = config_.validate(); !s) {
+      return s;
+    }
+    if (attachment.max_rows < 1) {
+      return {Errc::InvalidArgument, "max_rows", attachment.max_rows, 1, "must be at least 1"};
+    }
+    if (attachment.max_context_tokens < 1) {
+      return {Errc::InvalidArgument, "max_context_tokens", attachment.max_context_tokens, 1,
+              "must be at least 1"};
+    }
+    // A table longer than the pool can never be filled.
+    max_blocks_per_row_ =
+        min_of(ceil_div(attachment.max_context_tokens, config_.block_size), config_.num_blocks);
+    max_context_tokens_ = attachment.max_context_tokens;
+    const auto rows = static_cast<std::size_t>(attachment.max_rows);
+    const auto blocks_per_row = static_cast<std::size_t>(max_blocks_per_row_);
+    Status s = rows_.allocate(rows, "max_rows");
+    s = s ? tables_.allocate(rows * blocks_per_row, "max_context_tokens") : s;
+    s = s ? matched_.allocate(blocks_per_row, "max_context_tokens") : s;
+    s = s ? store_.attach(config_.num_blocks) : s;
+    const auto block_bytes = static_cast<std::size_t>(config_.block_size) * sizeof(Token);
+    s = s ? index_.attach(config_.prefix_caching ? config_.num_blocks : 0, block_bytes,
+                          config_.prefix_caching ? config_.max_kv_events : 0)
+          : s;
+    if (!s) {
+      return s;
+    }
+    group_ = {GroupKind::Full, config_.block_size, 0};
+    num_matched_ = 0;
+    num_withdrawn_ = 0;
+    settled_ = 0;
+    evictions_ = 0;
+    queried_tokens_ = 0;
+    hit_tokens_ = 0;
+    max_rows_ = attachment.max_rows;
+    return kOk;
+  }
+
+  /// One group of full attention.
+  [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return {&group_, 1}; }
+
+  /// True if an otherwise idle pool can hold a sequence of that many tokens.
+  [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept {
+    return max_rows_ != 0 && tokens <= max_context_tokens_ &&
+           ceil_div(max_of<std::int64_t>(tokens, 0), config_.block_size) <= store_.size();
+  }
+
+  [[nodiscard]] bool shares_prefixes() const noexcept { return config_.prefix_caching; }
+
+  /// Longest cached prefix of at most `limit` tokens, whole blocks, each verified by content.
+  /// O(tokens matched).
+  [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept {
+    PrefixMatch result{};
+    result.ticket = ++state_;
+    num_matched_ = 0;
+    matched_limit_ = max_of<std::int64_t>(limit, 0);
+    if (max_rows_ == 0 || !config_.prefix_caching) {
+      return result;
+    }
+    const std::int64_t num_blocks =
+        min_of(num_shareable_blocks(content, matched_limit_), max_blocks_per_row_);
+    PrefixNode node = kNoNode;
+    std::uint64_t newest = 0;
+    ContentCursor cursor(content, config_.block_size, 0);
+    for (; num_matched_ < num_blocks; ++num_matched_) {
+      const void* data = cursor.next();
+      node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
+                             : index_.find_child(node, data, content.has_digests());
+      if (node == kNoNode) {
+        break;
+      }
+      const BlockId block = index_.block_of(node);
+      matched_.data()[num_matched_] = block;
+      result.idle_blocks += store_.references(block) == 0 ? 1 : 0;
+      newest = max_of(newest, index_.plan_of(block).value);
+    }
+    result.num_blocks = num_matched_;
+    result.num_tokens = num_matched_ * config_.block_size;
+    result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
+    return result;
+  }
+
+  /// References the blocks of the latest match(), or its first `match.num_blocks`, from an empty
+  /// row. False, and nothing changes, if the row isn't empty or the pool has changed since.
+  bool acquire(Row row, const PrefixMatch& match) noexcept {
+    if (!is_row(row) || state_of(row).length != 0 || match.ticket != state_ ||
+        match.num_blocks < 0 || match.num_blocks > num_matched_) {
+      return false;
+    }
+    BlockId* table = table_of(row);
+    for (std::int64_t i = 0; i < match.num_blocks; ++i) {
+      table[i] = matched_.data()[i];
+      store_.add_reference(table[i]);
+    }
+    RowState& r = state_of(row);
+    r = {match.num_blocks, match.num_blocks, match.num_blocks};
+    queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
+    hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
+    ++state_;
+    return true;
+  }
+
+  /// Makes the table of a row hold `tokens`: all the blocks it lacks, or none and false. Takes free
+  /// blocks before cached ones. O(1) if it holds them, else O(new blocks).
+  bool extend(Row row, std::int64_t tokens) noexcept {
+    if (!is_row(row)) {
+      return false;
+    }
+    RowState& r = state_of(row);
+    if (tokens <= r.length * config_.block_size) {
+      return true;
+    }
+    const std::int64_t wanted = ceil_div(tokens, config_.block_size);
+    if (tokens > max_context_tokens_ || wanted > max_blocks_per_row_ ||
+        wanted - r.length > store_.num_available()) {
+      return false;
+    }
+    BlockId* table = table_of(row);
+    for (; r.length < wanted; ++r.length) {
+      table[r.length] = take_block();
+    }
+    ++state_;
+    return true;
+  }
+
+  /// Enters the blocks of a row that lie wholly in [0, tokens), in the known and in the cacheable
+  /// part of its content; they are pending until `plan` is settled. O(1) if there are none.
+  void publish(Row row, const SequenceContentView& content, std::int64_t tokens,
+               PlanId plan) noexcept {
+    if (!is_row(row) || !config_.prefix_caching) {
+      return;
+    }
+    RowState& r = state_of(row);
+    if (tokens < (r.num_published + 1) * config_.block_size) {
+      return;
+    }
+    const std::int64_t end = min_of(num_shareable_blocks(content, tokens), r.length);
+    if (end <= r.num_published) {
+      return;
+    }
+    const BlockId* table = table_of(row);
+    PrefixNode node = kNoNode;
+    if (r.num_published != 0) {
+      node = index_.node_of(table[r.num_published - 1]);
+      if (node == kNoNode) {
+        return;  // Withdrawn: nothing may be found below it.
+      }
+    }
+    const PrefixRoot root{*content.scope, content.has_digests()};
+    ContentCursor cursor(content, config_.block_size, r.num_published);
+    for (; r.num_published < end; ++r.num_published) {
+      const BlockId block = table[r.num_published];
+      if (index_.is_withdrawn(block)) {
+        if (store_.references(block) != 1) {
+          break;  // Readers of what it held before haven't left it.
+        }
+        unmark_withdrawn(block);
+      }
+      node = index_.insert(block, node, root, cursor.next(), plan);
+    }
+    ++state_;
+  }
+
+  /// Shortens the table of a row to what `tokens` need. A published block that this cuts through
+  /// leaves the index, unless other rows hold it: then this row must not write to it again.
+  void truncate(Row row, std::int64_t tokens) noexcept {
+    if (!is_row(row)) {
+      return;
+    }
+    RowState& r = state_of(row);
+    const std::int64_t kept = max_of<std::int64_t>(tokens, 0);
+    if (kept >= r.length * config_.block_size) {
+      return;
+    }
+    const std::int64_t length = ceil_div(kept, config_.block_size);
+    drop_blocks(row, length);
+    if (kept % config_.block_size != 0 && r.num_published == length) {
+      const BlockId block = table_of(row)[length - 1];
+      if (store_.references(block) == 1) {
+        leave_index(block);
+        r.num_published = length - 1;
+        r.num_acquired = min_of(r.num_acquired, length - 1);
+      }
+    }
+    ++state_;
+  }
+
+  /// NotSupported.
+  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept {
+    static_cast<void>(from);
+    static_cast<void>(to);
+    return {Errc::NotSupported, "fork", tokens, 0, "this pool can't fork a row"};
+  }
+
+  /// Drops all references of a row, the last block first. Blocks still pending that nobody else
+  /// holds are not kept as cached: nobody could withdraw them.
+  void release(Row row) noexcept {
+    if (!is_row(row) || state_of(row).length == 0) {
+      return;
+    }
+    drop_blocks(row, 0);
+    ++state_;
+  }
+
+  /// Block ids of a row, in order of position; valid until the row changes.
+  [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
+    if (group != 0 || !is_row(row)) {
+      return {};
+    }
+    return {tables_.data() +
+                static_cast<std::size_t>(row.value) * static_cast<std::size_t>(max_blocks_per_row_),
+            static_cast<std::size_t>(rows_.data()[row.value].length)};
+  }
+
+  /// What `plan` and older plans published is pending no more. Plans settle in order.
+  void settle(PlanId plan) noexcept {
+    settled_ = max_of(settled_, plan.value);
+    ++state_;
+  }
+
+  /// Takes out of the index what a row published in or behind the block that holds position
+  /// `tokens`, and what it acquired there that is still pending. Returns the number of blocks.
+  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept {
+    if (!is_row(row)) {
+      return 0;
+    }
+    RowState& r = state_of(row);
+    const std::int64_t first = max_of<std::int64_t>(tokens, 0) / config_.block_size;
+    std::int64_t withdrawn = 0;
+    const BlockId* table = table_of(row);
+    std::int64_t published = r.num_published;
+    for (std::int64_t i = r.num_published - 1; i >= first; --i) {
+      const BlockId block = table[i];
+      const PrefixNode node = index_.node_of(block);
+      if (node == kNoNode) {
+        published = i;
+        continue;
+      }
+      if (i < r.num_acquired && !is_pending(block)) {
+        continue;  // Valid, whatever happens to this row.
+      }
+      const bool has_readers = store_.references(block) > 1;
+      leave_index(block);
+      if (has_readers) {
+        index_.mark_withdrawn(block);
+        ++num_withdrawn_;
+        if (index_.has_prefix(node)) {
+          index_.rename(node);  // What the readers published below it must not be found.
+        }
+      }
+      published = i;
+      ++withdrawn;
+    }
+    r.num_published = published;
+    ++state_;
+    return withdrawn;
+  }
+
+  /// True if a block that the row acquired was withdrawn since. O(1) unless some block is in that
+  /// state, then O(acquired blocks).
+  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept {
+    if (num_withdrawn_ == 0 || !is_row(row)) {
+      return false;
+    }
+    const std::span<const BlockId> blocks = table(0, row);
+    const auto acquired = static_cast<std::size_t>(rows_.data()[row.value].num_acquired);
+    for (const BlockId block : blocks.first(acquired)) {
+      if (index_.is_withdrawn(block)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /// NotSupported.
+  [[nodiscard]] Status pin(const SequenceContentView& content, std::int64_t tokens,
+                           TimeNs until) noexcept {
+    static_cast<void>(content);
+    static_cast<void>(until);
+    return {Errc::NotSupported, "pin", tokens, 0, "this pool can't pin prefixes"};
+  }
+  void unpin_expired(TimeNs now) noexcept { static_cast<void>(now); }
+
+  /// Sets the number of usable blocks, in [1, Config::num_blocks]. Shrinking evicts cached blocks
+  /// with ids at and beyond it; referenced ones leave when they are released. O(pool).
+  [[nodiscard]] Status resize(std::int64_t num_blocks) noexcept {
+    if (max_rows_ == 0 || num_blocks < 1 || num_blocks > config_.num_blocks) {
+      return {Errc::InvalidArgument, "num_blocks", num_blocks, config_.num_blocks,
+              "must be in [1, limit]"};
+    }
+    const std::int64_t end = min_of(store_.first_unused(), store_.size());
+    for (std::int64_t id = num_blocks; id < end; ++id) {
+      const BlockId block{static_cast<std::int32_t>(id)};
+      if (store_.references(block) == 0 && is_indexed(block)) {
+        leave_index(block);
+        store_.forget(block);
+        ++evictions_;
+      }
+    }
+    store_.resize(num_blocks);
+    ++state_;
+    return kOk;
+  }
+
+  /// Forgets all cached content. False, and nothing changes, while a row holds a block. O(cached).
+  bool clear() noexcept {
+    if (store_.num_referenced() != 0) {
+      return false;
+    }
+    index_.begin_clear();
+    for (BlockId block = store_.eviction().victim(); block != kNoBlock;
+         block = store_.eviction().victim()) {
+      leave_index(block);
+      store_.forget(block);
+    }
+    index_.end_clear();
+    ++state_;
+    return true;
+  }
+
+  /// Moves the oldest undrained cache events to `events`; returns how many.
+  std::size_t drain_events(std::span<KvEvent> events) noexcept {
+    return index_.events().drain(events);
+  }
+
+  [[nodiscard]] PoolStats stats() const noexcept {
+    PoolStats s{};
+    s.total_blocks = store_.total();
+    s.free_blocks = store_.num_free();
+    s.cached_blocks = store_.num_cached();
+    s.referenced_blocks = store_.num_referenced();
+    s.block_size = config_.block_size;
+    s.evictions = evictions_;
+    s.prefix_queries_tokens = queried_tokens_;
+    s.prefix_hit_tokens = hit_tokens_;
+    return s;
+  }
+
+  /// Verifies every invariant. O(pool); allocates for the time of the call.
+  [[nodiscard]] Status check() const noexcept;
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+  /// References to a block, for tests and monitoring; 0 for an unknown one.
+  [[nodiscard]] std::int32_t references(BlockId block) const noexcept {
+    return store_.is_known(block) ? store_.references(block) : 0;
+  }
+
+ private:
+  struct RowState {
+    std::int64_t length;         // Blocks in the table.
+    std::int64_t num_acquired;   // Leading blocks that came from the cache.
+    std::int64_t num_published;  // Leading blocks that were entered in the index.
+  };
+
+  // Walks the content block by block; a block never straddles two pages.
+  class ContentCursor {
+   public:
+    ContentCursor(const SequenceContentView& content, std::int32_t block_size,
+                  std::int64_t block) noexcept
+        : content_(&content), block_size_(block_size), position_(block * block_size) {}
+
+    // Content of the next block; valid until the next call.
+    const void* next() noexcept {
+      if (left_ == 0) {
+        turn_page();
+      }
+      --left_;
+      position_ += block_size_;
+      if (content_->has_digests()) {
+        return &digest_;
+      }
+      const Token* tokens = tokens_;
+      tokens_ += block_size_;
+      return tokens;
+    }
+
+   private:
+    // Blocks left in the page, or in the unit of a digest.
+    void turn_page() noexcept {
+      if (content_->has_digests()) {
+        digest_ = content_->digest_at(position_);
+        left_ = (content_->digest_unit - position_ % content_->digest_unit) / block_size_;
+        return;
+      }
+      tokens_ = content_->tokens_at(position_);
+      const std::int64_t offset = (position_ + content_->token_base) % content_->page_tokens;
+      left_ = (content_->page_tokens - offset) / block_size_;
+    }
+
+    const SequenceContentView* content_;
+    const Token* tokens_ = nullptr;
+    std::int64_t left_ = 0;
+    std::int64_t block_size_;
+    std::int64_t position_;
+    ContentDigest digest_{};
+  };
+
+  [[nodiscard]] bool is_row(Row row) const noexcept {
+    return row.value >= 0 && row.value < max_rows_;
+  }
+  RowState& state_of(Row row) noexcept { return rows_.data()[row.value]; }
+  BlockId* table_of(Row row) noexcept {
+    return tables_.data() +
+           static_cast<std::size_t>(row.value) * static_cast<std::size_t>(max_blocks_per_row_);
+  }
+  [[nodiscard]] bool is_indexed(BlockId block) const noexcept {
+    return config_.prefix_caching && index_.node_of(block) != kNoNode;
+  }
+  [[nodiscard]] bool is_pending(BlockId block) const noexcept {
+    return index_.plan_of(block).value > settled_;
+  }
+
+  // Leading blocks of the content that lie in its first `tokens` and that may be shared.
+  [[nodiscard]] std::int64_t num_shareable_blocks(const SequenceContentView& content,
+                                                  std::int64_t tokens) const noexcept {
+    // A block must not straddle two pages, nor two units.
+    const std::int32_t unit = content.has_digests() ? content.digest_unit : content.page_tokens;
+    if (content.scope == nullptr || unit < config_.block_size || unit % config_.block_size != 0) {
+      return 0;
+    }
+    std::int64_t end = min_of(tokens, min_of(content.known_length, content.cacheable_length));
+    if (content.has_digests()) {
+      end = min_of(end, content.prompt_length / unit * unit);
+    }
+    return max_of<std::int64_t>(end, 0) / config_.block_size;
+  }
+
+  BlockId take_block() noexcept {
+    BlockId block = store_.allocate();
+    if (block == kNoBlock) {
+      block = store_.evict();
+      DYNBATCH_ASSERT(block != kNoBlock, "the counters promise a block that isn't there");
+      leave_index(block);
+      ++evictions_;
+    }
+    return block;
+  }
+
+  void leave_index(BlockId block) noexcept { index_.remove(block); }
+  void unmark_withdrawn(BlockId block) noexcept {
+    index_.unmark_withdrawn(block);
+    --num_withdrawn_;
+  }
+
+  // Shortens a table; the tail is dropped first, so that it is evicted before the head.
+  void drop_blocks(Row row, std::int64_t length) noexcept {
+    RowState& r = state_of(row);
+    const BlockId* table = table_of(row);
+    for (std::int64_t i = r.length - 1; i >= length; --i) {
+      const BlockId block = table[i];
+      if (store_.references(block) > 1 || !config_.prefix_caching) {
+        store_.drop_reference(block, false);
+        continue;
+      }
+      bool keep = is_indexed(block);
+      if (keep && (is_pending(block) || block.value >= store_.size())) {
+        leave_index(block);
+        keep = false;
+      } else if (index_.is_withdrawn(block)) {
+        unmark_withdrawn(block);
+      }
+      store_.drop_reference(block, keep);
+    }
+    r.length = length;
+    r.num_acquired = min_of(r.num_acquired, length);
+    r.num_published = min_of(r.num_published, length);
+  }
+
+  Config config_{};
+  GroupSpec group_{};
+  BlockStore<Eviction> store_;
+  PrefixIndex<Hash> index_;
+  Buffer<RowState> rows_;    // [max_rows]
+  Buffer<BlockId> tables_;   // [max_rows][max_blocks_per_row]
+  Buffer<BlockId> matched_;  // [max_blocks_per_row], of the latest match()
+  std::int64_t num_matched_ = 0;
+  std::int64_t matched_limit_ = 0;
+  std::int64_t max_blocks_per_row_ = 0;
+  std::int64_t max_context_tokens_ = 0;
+  std::int64_t num_withdrawn_ = 0;  // Referenced blocks marked as withdrawn.
+  std::uint64_t state_ = 0;         // Counts changes and look-ups: the ticket of a match.
+  std::uint64_t settled_ = 0;
+  std::uint64_t evictions_ = 0;
+  std::uint64_t queried_tokens_ = 0;
+  std::uint64_t hit_tokens_ = 0;
+  std::int32_t max_rows_ = 0;
+};
+
+template <class Eviction, class Hash>
+Status BlockPool<Eviction, Hash>::check() const noexcept {
+  if (max_rows_ == 0) {
+    return kOk;
+  }
+  if (Status s = store_.check(); !s) {
+    return s;
+  }
+  const std::int64_t used = store_.first_unused();
+  Buffer<std::int32_t> counts;
+  if (Status s = counts.allocate(static_cast<std::size_t>(used), "num_blocks"); !s) {
+    return s;
+  }
+  for (std::int32_t i = 0; i < max_rows_; ++i) {
+    const RowState& r = rows_.data()[i];
+    if (r.length < 0 || r.length > max_blocks_per_row_ || r.num_published > r.length ||
+        r.num_acquired > r.length) {
+      return {Errc::InternalError, "row", i, r.length, "a row's counters contradict each other"};
+    }
+    for (const BlockId block : table(0, Row{i})) {
+      if (block.value < 0 || block.value >= used) {
+        return {Errc::InternalError, "row", i, block.value, "a table holds an unknown block"};
+      }
+      ++counts.data()[block.value];
+    }
+  }
+  std::int64_t withdrawn = 0;
+  for (std::int64_t id = 0; id < used; ++id) {
+    const BlockId block{static_cast<std::int32_t>(id)};
+    if (counts.data()[id] != store_.references(block)) {
+      return {Errc::InternalError, "references", id, store_.references(block),
+              "a reference count differs from the tables"};
+    }
+    if (config_.prefix_caching) {
+      withdrawn += index_.is_withdrawn(block) ? 1 : 0;
+      if (is_indexed(block) && store_.references(block) == 0 && is_pending(block)) {
+        return {Errc::InternalError, "block", id, 0, "a pending block is cached"};
+      }
+    }
+  }
+  if (withdrawn != num_withdrawn_) {
+    return {Errc::InternalError, "withdrawn", num_withdrawn_, withdrawn, "wrong counter"};
+  }
+  std::int64_t cached = 0;
+  for (BlockId b = store_.eviction().victim(); b != kNoBlock; b = store_.eviction().after(b)) {
+    if (!is_indexed(b)) {
+      return {Errc::InternalError, "block", b.value, 0, "a cached block holds nothing"};
+    }
+    ++cached;
+  }
+  for (std::int64_t id = 0; id < used && config_.prefix_caching; ++id) {
+    const BlockId block{static_cast<std::int32_t>(id)};
+    cached -= is_indexed(block) && store_.references(block) == 0 ? 1 : 0;
+  }
+  if (cached != 0) {
+    return {Errc::InternalError, "cached", cached, 0, "an indexed block is free"};
+  }
+  return config_.prefix_caching ? index_.check(used) : kOk;
+}
+
+static_assert(KVCachePool<BlockPool<>>);
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

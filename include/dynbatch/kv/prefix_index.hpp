@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// PrefixIndex: which blocks hold which prefixes, verified by content and never by a hash alone.
+#include <dynbatch/base/buffer.hpp>
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/hash.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/kv/kv_event_log.hpp>
+#include <dynbatch/model/kv_event.hpp>
+#include <dynbatch/model/request.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+namespace detail {
+
+/// memcmp() == 0 for counts that are multiples of 4, inline and wide for multiples of 64.
+[[nodiscard]] inline bool equal_words(const void* left, const void* right,
+                                      std::size_t bytes) noexcept {
+  using Wide [[gnu::vector_size(16)]] = long long;
+  const auto* a = static_cast<const unsigned char*>(left);
+  const auto* b = static_cast<const unsigned char*>(right);
+  for (; bytes >= 64; bytes -= 64, a += 64, b += 64) {
+    Wide x[4];
+    Wide y[4];
+    std::memcpy(x, a, 64);
+    std::memcpy(y, b, 64);
+    const Wide differ = ((x[0] ^ y[0]) | (x[1] ^ y[1])) | ((x[2] ^ y[2]) | (x[3] ^ y[3]));
+    if ((differ[0] | differ[1]) != 0) {
+      return false;
+    }
+  }
+  return bytes == 0 || std::memcmp(a, b, bytes) == 0;
+}
+
+}  // namespace detail
+
+/// The default content hash of the index. A replacement may be arbitrarily bad: it costs speed
+/// only.
+struct WordHash {
+  [[nodiscard]] std::uint64_t operator()(const std::int32_t* words,
+                                         std::size_t count) const noexcept {
+    return hash_words(words, count, 0);
+  }
+};
+
+/// A node of the index: one distinct verified prefix, at least one block holds it.
+struct PrefixNode {
+  std::int32_t value = -1;
+  friend constexpr bool operator==(PrefixNode, PrefixNode) noexcept = default;
+};
+inline constexpr PrefixNode kNoNode{};
+
+/// Where a prefix starts: blocks of different roots are never equal.
+struct PrefixRoot {
+  CacheScope scope{};
+  bool is_digest = false;  ///< Content is digests, not tokens.
+};
+
+/// Tree of prefixes in whole blocks. The first child of a node is reached by a link, further ones
+/// and the roots through a hash table, so a lonely path costs no hashing. A node has a PrefixId
+/// that is never used again; a child names its parent by it, so what is left below a removed node
+/// can never be found. Blocks of equal prefix form a ring; the node goes with the last of them. One
+/// thread; no allocation after attach().
+template <class Hash = WordHash>
+class PrefixIndex {
+ public:
+  /// Storage for `num_blocks` blocks of `content_bytes` each; empties the index.
+  [[nodiscard]] Status attach(std::int64_t num_blocks, std::size_t content_bytes,
+                              std::int64_t max_events) noexcept {
+    const auto n = static_cast<std::size_t>(num_blocks);
+    // A digest must fit as well.
+    stride_ = max_of(content_bytes, sizeof(ContentDigest));
+    content_bytes_ = content_bytes;
+    first_unused_ = 0;
+    free_node_ = -1;
+    num_nodes_ = 0;
+    num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
+    Status s = entries_.allocate(n, "num_blocks");
+    s = s ? links_.allocate(n, "num_blocks") : s;
+    s = s ? ids_.allocate(n, "num_blocks") : s;
+    s = s ? hashed_.allocate(n, "num_blocks") : s;
+    s = s ? roots_.allocate(n, "num_blocks") : s;
+    s = s ? contents_.allocate(n * stride_, "num_blocks") : s;
+    s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
+    s = s ? events_.attach(max_events) : s;
+    return s;
+  }
+
+  /// The node of a first block, or kNoNode.
+  [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content) const noexcept {
+    const std::uint64_t key = root_key(root, content);
+    for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
+      if (hashed_.data()[i].key == key && links_.data()[i].parent < 0 &&
+          roots_.data()[i].scope == root.scope && roots_.data()[i].is_digest == root.is_digest &&
+          has_content(i, content, bytes_of(root.is_digest))) {
+        return {i};
+      }
+    }
+    return kNoNode;
+  }
+
+  /// The node of the block that follows `parent`, or kNoNode.
+  [[nodiscard]] PrefixNode find_child(PrefixNode parent, const void* content,
+                                      bool is_digest) const noexcept {
+    const Links& link = links_.data()[parent.value];
+    const std::size_t bytes = bytes_of(is_digest);
+    if (link.child >= 0 && has_content(link.child, content, bytes)) {
+      return {link.child};
+    }
+    if ((link.flags & kHashedChildren) == 0) [[likely]] {
+      return kNoNode;
+    }
+    return find_hashed(parent, content, is_digest);
+  }
+
+  /// Enters `block`, which is in no ring yet, as holder of the prefix `content` below `parent`
+  /// (kNoNode: below `root`); `plan` writes it. Returns its node.
+  PrefixNode insert(BlockId block, PrefixNode parent, const PrefixRoot& root, const void* content,
+                    PlanId plan) noexcept {
+    PrefixNode node =
+        parent == kNoNode ? find_root(root, content) : find_child(parent, content, root.is_digest);
+    Entry& e = entry(block);
+    if (node == kNoNode) {
+      node = create(parent, root, content);
+      link(node).block = block.value;
+      e = {plan.value, node.value + 1, block.value, block.value};
+      announce(KvEventKind::Stored, node);
+    } else {
+      // Behind the others: the oldest holder stands for the prefix.
+      const std::int32_t first = link(node).block;
+      const std::int32_t last = entries_.data()[first].ring_prev;
+      e = {plan.value, node.value + 1, last, first};
+      entries_.data()[last].ring_next = block.value;
+      entries_.data()[first].ring_prev = block.value;
+    }
+    return node;
+  }
+
+  /// Takes a block that holds a prefix out of the index; the node goes with its last block.
+  void remove(BlockId block) noexcept {
+    Entry& e = entry(block);
+    const PrefixNode node{e.node_plus_one - 1};
+    e.node_plus_one = 0;
+    if (e.ring_next == block.value) {
+      announce(KvEventKind::Removed, node);
+      destroy(node);
+      return;
+    }
+    entries_.data()[e.ring_prev].ring_next = e.ring_next;
+    entries_.data()[e.ring_next].ring_prev = e.ring_prev;
+    if (link(node).block == block.value) {
+      link(node).block = e.ring_next;
+    }
+  }
+
+  /// Gives a node another identity, so that nothing below it can be found any more.
+  void rename(PrefixNode node) noexcept {
+    announce(KvEventKind::Removed, node);
+    ids_.data()[node.value].own = ++last_id_;
+    link(node).child = -1;
+    link(node).flags &= kIsHashed | kIsDigest;
+    announce(KvEventKind::Stored, node);
+  }
+
+  /// Marks a block that is in no ring: what was written to it is not what was promised.
+  void mark_withdrawn(BlockId block) noexcept { entry(block).node_plus_one = kWithdrawn; }
+  void unmark_withdrawn(BlockId block) noexcept { entry(block).node_plus_one = 0; }
+  [[nodiscard]] bool is_withdrawn(BlockId block) const noexcept {
+    return entries_.data()[block.value].node_plus_one == kWithdrawn;
+  }
+
+  /// The node whose prefix a block holds, or kNoNode.
+  [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
+    return {max_of(entries_.data()[block.value].node_plus_one, 0) - 1};
+  }
+  /// The plan that writes a block.
+  [[nodiscard]] PlanId plan_of(BlockId block) const noexcept {
+    return {entries_.data()[block.value].plan};
+  }
+  /// The block that stands for a prefix: its oldest holder.
+  [[nodiscard]] BlockId block_of(PrefixNode node) const noexcept {
+    return {links_.data()[node.value].block};
+  }
+  /// True while some block holds the node's prefix.
+  [[nodiscard]] bool has_prefix(PrefixNode node) const noexcept {
+    return ids_.data()[node.value].own != 0;
+  }
+  [[nodiscard]] PrefixId id_of(PrefixNode node) const noexcept {
+    return {ids_.data()[node.value].own};
+  }
+  [[nodiscard]] std::int64_t num_prefixes() const noexcept { return num_nodes_; }
+  [[nodiscard]] KvEventLog& events() noexcept { return events_; }
+
+  /// Between begin_clear() and end_clear() removals are announced as one Cleared event.
+  void begin_clear() noexcept { is_clearing_ = true; }
+  void end_clear() noexcept {
+    is_clearing_ = false;
+    if (events_.is_on()) {
+      KvEvent event{};
+      event.kind = KvEventKind::Cleared;
+      events_.push(event);
+    }
+  }
+
+  /// Asks the processor for what remove() will touch.
+  void prefetch(BlockId block) const noexcept { __builtin_prefetch(&entries_.data()[block.value]); }
+
+  /// Verifies rings, links and the table for blocks [0, num_blocks). O(num_blocks + ring lengths).
+  [[nodiscard]] Status check(std::int64_t num_blocks) const noexcept {
+    std::int64_t heads = 0;
+    for (std::int64_t id = 0; id < num_blocks; ++id) {
+      const BlockId block{static_cast<std::int32_t>(id)};
+      const PrefixNode node = node_of(block);
+      if (node == kNoNode) {
+        continue;
+      }
+      const Entry& e = entries_.data()[id];
+      if (ids_.data()[node.value].own == 0 ||
+          entries_.data()[e.ring_next].ring_prev != block.value ||
+          entries_.data()[e.ring_prev].ring_next != block.value ||
+          entries_.data()[e.ring_next].node_plus_one != e.node_plus_one) {
+        return {Errc::InternalError, "ring", id, node.value, "a ring of equal blocks is broken"};
+      }
+      if (block_of(node) == block) {
+        ++heads;
+        if (!is_linked(node)) {
+          return {Errc::InternalError, "node", node.value, id, "a prefix can't be reached"};
+        }
+      } else if (node_of(block_of(node)) != node) {
+        return {Errc::InternalError, "node", node.value, id, "a prefix names a wrong block"};
+      }
+    }
+    if (heads != num_nodes_) {
+      return {Errc::InternalError, "nodes", num_nodes_, heads, "a prefix without a block"};
+    }
+    return kOk;
+  }
+
+ private:
+  static constexpr std::int32_t kWithdrawn = -1;
+  // flags: reached through the table; content is a digest; the rest counts children in the table.
+  static constexpr std::uint32_t kIsHashed = 1;
+  static constexpr std::uint32_t kIsDigest = 2;
+  static constexpr std::uint32_t kHashedChild = 4;
+  static constexpr std::uint32_t kHashedChildren = ~std::uint32_t{3};
+
+  // Of a block. All zero: in no ring.
+  struct Entry {
+    std::uint64_t plan;
+    std::int32_t node_plus_one;
+    std::int32_t ring_prev;
+    std::int32_t ring_next;
+  };
+  // Of a node; what a walk down a path reads.
+  struct Links {
+    std::int32_t parent;
+    std::int32_t child;  // Also chains free nodes.
+    std::int32_t block;
+    std::uint32_t flags;
+  };
+  struct Ids {
+    std::uint64_t own;  // 0: the node is free.
+    std::uint64_t parent;
+  };
+  struct Hashed {
+    std::uint64_t key;
+    std::int32_t prev;
+    std::int32_t next;
+  };
+
+  Entry& entry(BlockId block) noexcept { return entries_.data()[block.value]; }
+  Links& link(PrefixNode node) noexcept { return links_.data()[node.value]; }
+  [[nodiscard]] std::size_t bytes_of(bool is_digest) const noexcept {
+    return is_digest ? sizeof(ContentDigest) : content_bytes_;
+  }
+  [[nodiscard]] const unsigned char* content_of(std::int32_t node) const noexcept {
+    return contents_.data() + static_cast<std::size_t>(node) * stride_;
+  }
+  [[nodiscard]] bool has_content(std::int32_t node, const void* content,
+                                 std::size_t bytes) const noexcept {
+    return detail::equal_words(content_of(node), content, bytes);
+  }
+  // Head of a chain; buckets hold node + 1.
+  [[nodiscard]] std::int32_t bucket(std::uint64_t key) const noexcept {
+    return num_buckets_ == 0 ? -1 : buckets_.data()[key & (num_buckets_ - 1)] - 1;
+  }
+
+  [[nodiscard]] static std::uint64_t content_hash(const void* content, std::size_t bytes) noexcept {
+    // Digests are pairs of 64-bit words: they are copied to where the hash may read 32-bit ones.
+    if (bytes == sizeof(ContentDigest)) {
+      std::int32_t words[4];
+      std::memcpy(words, content, sizeof(words));
+      return Hash{}(words, 4);
+    }
+    return Hash{}(static_cast<const std::int32_t*>(content), bytes / sizeof(std::int32_t));
+  }
+  [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept {
+    const CacheScope& s = root.scope;
+    std::uint64_t h =
+        combine64(s.model_epoch, (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) |
+                                     (root.is_digest ? 4U : 0U));
+    if (s.has_tenant_salt) {
+      h = combine64(h, s.tenant_salt);
+    }
+    if (s.has_adapter) {
+      h = combine64(combine64(h, s.adapter_id), s.adapter_version);
+    }
+    return combine64(h, content_hash(content, bytes_of(root.is_digest)));
+  }
+  [[nodiscard]] std::uint64_t child_key(PrefixNode parent, const void* content,
+                                        bool is_digest) const noexcept {
+    return combine64(ids_.data()[parent.value].own, content_hash(content, bytes_of(is_digest)));
+  }
+
+  [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content,
+                                       bool is_digest) const noexcept {
+    const std::uint64_t key = child_key(parent, content, is_digest);
+    const std::uint64_t parent_id = ids_.data()[parent.value].own;
+    for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
+      if (hashed_.data()[i].key == key && ids_.data()[i].parent == parent_id &&
+          has_content(i, content, bytes_of(is_digest))) {
+        return {i};
+      }
+    }
+    return kNoNode;
+  }
+
+  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept {
+    std::int32_t i = free_node_;
+    if (i >= 0) {
+      free_node_ = links_.data()[i].child;
+    } else {
+      i = first_unused_++;
+    }
+    ++num_nodes_;
+    const std::size_t bytes = bytes_of(root.is_digest);
+    std::memcpy(contents_.data() + static_cast<std::size_t>(i) * stride_, content, bytes);
+    links_.data()[i] = {parent.value, -1, -1, root.is_digest ? kIsDigest : 0};
+    if (parent == kNoNode) {
+      ids_.data()[i] = {++last_id_, 0};
+      roots_.data()[i] = root;
+      enter(i, root_key(root, content));
+      return {i};
+    }
+    ids_.data()[i] = {++last_id_, ids_.data()[parent.value].own};
+    if (link(parent).child < 0) {
+      link(parent).child = i;
+    } else {
+      link(parent).flags += kHashedChild;
+      enter(i, child_key(parent, content, root.is_digest));
+    }
+    return {i};
+  }
+
+  void destroy(PrefixNode node) noexcept {
+    const Links old = link(node);
+    Ids& ids = ids_.data()[node.value];
+    // A parent that is gone, or renamed, knows nothing of this child.
+    if (old.parent >= 0 && ids_.data()[old.parent].own == ids.parent) {
+      if ((old.flags & kIsHashed) != 0) {
+        links_.data()[old.parent].flags -= kHashedChild;
+      } else {
+        links_.data()[old.parent].child = -1;
+      }
+    }
+    if ((old.flags & kIsHashed) != 0) {
+      leave(node.value);
+    }
+    ids.own = 0;
+    link(node).child = free_node_;
+    free_node_ = node.value;
+    --num_nodes_;
+  }
+
+  void enter(std::int32_t i, std::uint64_t key) noexcept {
+    std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
+    hashed_.data()[i] = {key, -1, head - 1};
+    if (head != 0) {
+      hashed_.data()[head - 1].prev = i;
+    }
+    head = i + 1;
+    links_.data()[i].flags |= kIsHashed;
+  }
+  void leave(std::int32_t i) noexcept {
+    const Hashed h = hashed_.data()[i];
+    if (h.prev >= 0) {
+      hashed_.data()[h.prev].next = h.next;
+    } else {
+      buckets_.data()[h.key & (num_buckets_ - 1)] = h.next + 1;
+    }
+    if (h.next >= 0) {
+      hashed_.data()[h.next].prev = h.prev;
+    }
+  }
+
+  // True if a walk from the parent, if that still exists, or the table reaches the node.
+  [[nodiscard]] bool is_linked(PrefixNode node) const noexcept {
+    const Links& l = links_.data()[node.value];
+    if ((l.flags & kIsHashed) == 0) {
+      return l.parent >= 0 && (ids_.data()[l.parent].own != ids_.data()[node.value].parent ||
+                               links_.data()[l.parent].child == node.value);
+    }
+    for (std::int32_t i = bucket(hashed_.data()[node.value].key); i >= 0;
+         i = hashed_.data()[i].next) {
+      if (i == node.value) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void announce(KvEventKind kind, PrefixNode node) noexcept {
+    if (!events_.is_on() || is_clearing_) [[likely]] {
+      return;
+    }
+    KvEvent event{};
+    event.kind = kind;
+    event.prefix = {ids_.data()[node.value].own};
+    event.parent = {ids_.data()[node.value].parent};
+    event.block = block_of(node);
+    event.content_hash =
+        content_hash(content_of(node.value), bytes_of((link(node).flags & kIsDigest) != 0));
+    events_.push(event);
+  }
+
+  Buffer<Entry> entries_;           // [num_blocks]
+  Buffer<Links> links_;             // [num_blocks], by node
+  Buffer<Ids> ids_;                 // [num_blocks], by node
+  Buffer<Hashed> hashed_;           // [num_blocks], by node
+  Buffer<PrefixRoot> roots_;        // [num_blocks], by node; written for roots only
+  Buffer<unsigned char> contents_;  // [num_blocks][stride]
+  Buffer<std::int32_t> buckets_;    // [num_buckets]
+  KvEventLog events_;
+  std::size_t stride_ = 0;
+  std::size_t content_bytes_ = 0;
+  std::uint64_t num_buckets_ = 0;
+  std::uint64_t last_id_ = 0;
+  std::int64_t num_nodes_ = 0;
+  std::int32_t first_unused_ = 0;
+  std::int32_t free_node_ = -1;
+  bool is_clearing_ = false;
+};
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
