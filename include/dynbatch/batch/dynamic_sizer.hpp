@@ -29,9 +29,9 @@ class DynamicSizer {
     std::int64_t min_prefill_tokens = 256;   ///< Prompt tokens a step at least, whatever the slack
                                              ///< is, so that prompts always progress; >= 1.
     std::int64_t unknown_prefill_tokens =
-        2048;                          ///< The same under a TPOT limit while no cost is learned.
-    std::int32_t recovery_tokens = 0;  ///< A step may run late by what this many pure decode steps
-                                       ///< make good; 0 = no token is ever late on purpose.
+        2048;                           ///< The same under a TPOT limit while no cost is learned.
+    std::int32_t recovery_tokens = 16;  ///< A step may run late by what this many pure decode steps
+                                        ///< make good; 0 = no token is ever late on purpose.
     std::int64_t recompute_ns = 100'000'000;  ///< Memory and latency terms; ns, >= 0.
     StepTimeFit::Config fit{};                ///< `dynamic_batch_window` is its two windows.
 
@@ -210,49 +210,56 @@ class DynamicSizer {
     return work;
   }
 
-  /// Largest number of decoding sequences of the present mean context whose step fits the slack.
+  /// Time that the next step may take: the slack, plus what `recovery_tokens` pure decode steps
+  /// will make good again.
+  [[nodiscard]] std::int64_t allowed_ns(const SizerInput& in,
+                                        std::int64_t decode_ns) const noexcept {
+    const std::int64_t slack = slack_ns(in);
+    const std::int64_t gain = in.least_tpot.ns - decode_ns;
+    return slack != kNoBound && gain > 0
+               ? saturating_add(slack, saturating_mul(gain, config_.recovery_tokens))
+               : slack;
+  }
+
+  /// Largest number of decoding sequences of the present mean context whose step fits.
   [[nodiscard]] std::int64_t sequences_by_latency(const SizerInput& in) const noexcept {
     const StepCost& cost = fit_.cost();
-    const std::int64_t slack = slack_ns(in);
-    if (slack == kNoBound || !cost.is_known()) {
+    const std::int64_t allowed = allowed_ns(in, cost.predict(decode_work(in)).ns);
+    if (allowed == kNoBound || !cost.is_known()) {
       return kNoBound;
     }
     const std::int64_t mean_context =
         max_of<std::int64_t>(in.decoding_kv_tokens, 0) / in.num_decoding;
     const std::int64_t row_ps =
         saturating_add(cost.decode_row_ps, saturating_mul(cost.kv_token_ps, mean_context));
-    if (slack <= cost.fixed_ns) {
+    if (allowed <= cost.fixed_ns) {
       return 1;
     }
     return row_ps > 0
-               ? max_of<std::int64_t>(saturating_mul(slack - cost.fixed_ns, 1000) / row_ps, 1)
+               ? max_of<std::int64_t>(saturating_mul(allowed - cost.fixed_ns, 1000) / row_ps, 1)
                : kNoBound;
   }
 
   /// Prompt tokens of the next step.
   [[nodiscard]] std::int64_t prefill_tokens(const SizerInput& in) const noexcept {
     const StepCost& cost = fit_.cost();
-    std::int64_t slack = slack_ns(in);
-    if (slack == kNoBound) {
+    const std::int64_t decode_ns = cost.predict(decode_work(in)).ns;
+    const std::int64_t allowed = allowed_ns(in, decode_ns);
+    if (allowed == kNoBound) {
       return config_.max_prefill_tokens;
     }
     if (!cost.is_known()) {
       return config_.unknown_prefill_tokens;
     }
-    const std::int64_t decode_ns = cost.predict(decode_work(in)).ns;
-    if (config_.recovery_tokens > 0 && in.least_tpot.ns > decode_ns) {
-      slack = saturating_add(slack,
-                             saturating_mul(in.least_tpot.ns - decode_ns, config_.recovery_tokens));
-    }
     // Steps under way end before this one begins.
     const std::int64_t spent = saturating_mul(decode_ns, 1 + max_of(in.plans_in_flight, 0));
-    if (slack <= spent) {
+    if (allowed <= spent) {
       return config_.min_prefill_tokens;
     }
     if (cost.prefill_token_ps <= 0) {
       return config_.max_prefill_tokens;
     }
-    return clamp_to(saturating_mul(slack - spent, 1000) / cost.prefill_token_ps,
+    return clamp_to(saturating_mul(allowed - spent, 1000) / cost.prefill_token_ps,
                     config_.min_prefill_tokens, config_.max_prefill_tokens);
   }
 
