@@ -50,9 +50,10 @@ class BlockPool {
     }
   };
 
-  BlockPool() noexcept = default;
+  BlockPool() noexcept : BlockPool(Config{}) {}
   /// Keeps the configuration; attach() validates it.
-  explicit BlockPool(const Config& config) noexcept : config_(config) {}
+  explicit BlockPool(const Config& config) noexcept
+      : config_(config), group_{GroupKind::Full, config.block_size, 0} {}
 
   /// Validates and allocates; all blocks are free, all rows empty. Errors: InvalidConfig,
   /// InvalidArgument, OutOfMemory; the pool is then not usable but safe to call.
@@ -85,7 +86,6 @@ class BlockPool {
     if (!s) {
       return s;
     }
-    group_ = {GroupKind::Full, config_.block_size, 0};
     num_matched_ = 0;
     num_withdrawn_ = 0;
     settled_ = 0;
@@ -96,13 +96,15 @@ class BlockPool {
     return kOk;
   }
 
-  /// One group of full attention.
+  /// One group of full attention. Like the next two, answered before attach() too.
   [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return {&group_, 1}; }
 
   /// True if an otherwise idle pool can hold a sequence of that many tokens.
   [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept {
-    return max_rows_ != 0 && tokens <= max_context_tokens_ &&
-           ceil_div(max_of<std::int64_t>(tokens, 0), config_.block_size) <= store_.size();
+    if (max_rows_ == 0) {
+      return config_.validate().is_ok() && tokens <= config_.num_blocks * config_.block_size;
+    }
+    return tokens <= max_context_tokens_ && tokens <= store_.size() * config_.block_size;
   }
 
   [[nodiscard]] bool shares_prefixes() const noexcept { return config_.prefix_caching; }
@@ -141,11 +143,20 @@ class BlockPool {
   }
 
   /// References the blocks of the latest match(), or its first `match.num_blocks`, from an empty
-  /// row. False, and nothing changes, if the row isn't empty or the pool has changed since.
+  /// row. False, and nothing changes, if the row isn't empty or the pool has changed since; without
+  /// blocks there is nothing to become stale. O(blocks).
   bool acquire(Row row, const PrefixMatch& match) noexcept {
-    if (!is_row(row) || state_of(row).length != 0 || match.ticket != state_ ||
-        match.num_blocks < 0 || match.num_blocks > num_matched_) {
+    if (!is_row(row) || state_of(row).length != 0) {
       return false;
+    }
+    const bool is_current = match.ticket == state_;
+    if (match.num_blocks != 0 &&
+        (!is_current || match.num_blocks < 0 || match.num_blocks > num_matched_)) {
+      return false;
+    }
+    if (is_current) {
+      queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
+      hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
     }
     BlockId* table = table_of(row);
     for (std::int64_t i = 0; i < match.num_blocks; ++i) {
@@ -154,8 +165,6 @@ class BlockPool {
     }
     RowState& r = state_of(row);
     r = {match.num_blocks, match.num_blocks, match.num_blocks};
-    queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
-    hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
     ++state_;
     return true;
   }
