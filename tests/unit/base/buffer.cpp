@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/base/buffer.hpp>
+
+#include <catch2/catch.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+using namespace dynbatch;
+
+TEST_CASE("a Buffer is zeroed, movable and empty after a move", "[base]") {
+  Buffer<std::int32_t> buffer;
+  CHECK(buffer.size() == 0);
+  REQUIRE(buffer.allocate(100, "numbers"));
+  REQUIRE(buffer.size() == 100);
+  for (const std::int32_t v : buffer.span()) {
+    CHECK(v == 0);
+  }
+  buffer[99] = 5;
+  Buffer<std::int32_t> moved(std::move(buffer));
+  CHECK(moved[99] == 5);
+  CHECK(buffer.size() == 0);  // NOLINT(bugprone-use-after-move): the moved-from state is documented
+  buffer = std::move(moved);
+  CHECK(buffer[99] == 5);
+  REQUIRE(buffer.allocate(0, "numbers"));
+  CHECK(buffer.size() == 0);
+}
+
+TEST_CASE("a Buffer that cannot be allocated names the field and the count", "[base]") {
+  Buffer<std::int64_t> buffer;
+  const std::size_t count = std::numeric_limits<std::size_t>::max() / 16;
+  const Status status = buffer.allocate(count, "max_everything");
+  CHECK(status.code == Errc::OutOfMemory);
+  CHECK(std::string(status.field) == "max_everything");
+  CHECK(status.value == static_cast<std::int64_t>(count));
+  CHECK(buffer.size() == 0);
+}
+
+TEST_CASE("a FixedVector fills to its capacity and keeps its order", "[base]") {
+  FixedVector<int> vector;
+  REQUIRE(vector.allocate(3, "numbers"));
+  CHECK(vector.empty());
+  CHECK(vector.capacity() == 3);
+  vector.push_back(1);
+  vector.push_back(2);
+  vector.push_back(3);
+  CHECK(vector.size() == 3);
+  CHECK(vector.back() == 3);
+  vector.pop_back();
+  CHECK(vector.back() == 2);
+  int sum = 0;
+  for (const int v : vector) {
+    sum = sum * 10 + v;
+  }
+  CHECK(sum == 12);
+  CHECK(vector.span().size() == 2);
+  vector.resize(1);
+  CHECK(vector.size() == 1);
+  vector.clear();
+  CHECK(vector.empty());
+  CHECK(vector.capacity() == 3);
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/base/math.hpp>
+
+#include <catch2/catch.hpp>
+#include <cstdint>
+#include <limits>
+
+using namespace dynbatch;
+
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+TEST_CASE("min_of, max_of and clamp_to choose among their arguments", "[base]") {
+  STATIC_REQUIRE(min_of(2, 3) == 2);
+  STATIC_REQUIRE(min_of(3, 2) == 2);
+  STATIC_REQUIRE(max_of(2, 3) == 3);
+  STATIC_REQUIRE(max_of(3, 2) == 3);
+  STATIC_REQUIRE(clamp_to(1, 2, 4) == 2);
+  STATIC_REQUIRE(clamp_to(3, 2, 4) == 3);
+  STATIC_REQUIRE(clamp_to(5, 2, 4) == 4);
+}
+
+TEST_CASE("ceil_div rounds up and reaches the largest value", "[base]") {
+  STATIC_REQUIRE(ceil_div(0, 16) == 0);
+  STATIC_REQUIRE(ceil_div(1, 16) == 1);
+  STATIC_REQUIRE(ceil_div(16, 16) == 1);
+  STATIC_REQUIRE(ceil_div(17, 16) == 2);
+  STATIC_REQUIRE(ceil_div(kMost, 1) == kMost);
+  STATIC_REQUIRE(ceil_div(kMost, 2) == kMost / 2 + 1);
+}
+
+TEST_CASE("saturating sums and products stop at the largest value", "[base]") {
+  STATIC_REQUIRE(saturating_add(1, 2) == 3);
+  STATIC_REQUIRE(saturating_add(kMost, 0) == kMost);
+  STATIC_REQUIRE(saturating_add(kMost, 1) == kMost);
+  STATIC_REQUIRE(saturating_add(kMost, kMost) == kMost);
+  STATIC_REQUIRE(saturating_mul(3, 4) == 12);
+  STATIC_REQUIRE(saturating_mul(0, kMost) == 0);
+  STATIC_REQUIRE(saturating_mul(kMost, 0) == 0);
+  STATIC_REQUIRE(saturating_mul(kMost, 1) == kMost);
+  STATIC_REQUIRE(saturating_mul(kMost, 2) == kMost);
+  STATIC_REQUIRE(saturating_mul(std::int64_t{1} << 32, std::int64_t{1} << 31) == kMost);
+}
+
+TEST_CASE("next_power_of_two is the least power that is not below", "[base]") {
+  STATIC_REQUIRE(next_power_of_two(1) == 1);
+  STATIC_REQUIRE(next_power_of_two(2) == 2);
+  STATIC_REQUIRE(next_power_of_two(3) == 4);
+  STATIC_REQUIRE(next_power_of_two(1025) == 2048);
+  STATIC_REQUIRE(next_power_of_two(std::int64_t{1} << 62) == std::int64_t{1} << 62);
+}
