@@ -219,6 +219,9 @@ class BlockPool {
     ContentCursor cursor(content, config_.block_size, r.num_published);
     for (; r.num_published < end; ++r.num_published) {
       const BlockId block = table[r.num_published];
+      if (is_indexed(block)) {
+        break;  // Acquired behind a block that was withdrawn: it belongs to another path.
+      }
       if (index_.is_withdrawn(block)) {
         if (store_.references(block) != 1) {
           break;  // Readers of what it held before haven't left it.
@@ -245,7 +248,7 @@ class BlockPool {
     drop_blocks(row, length);
     if (kept % config_.block_size != 0 && r.num_published == length) {
       const BlockId block = table_of(row)[length - 1];
-      if (store_.references(block) == 1) {
+      if (is_indexed(block) && store_.references(block) == 1) {
         leave_index(block);
         r.num_published = length - 1;
         r.num_acquired = min_of(r.num_acquired, length - 1);

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cost of the KV pool's operations. Where a benchmark has to undo what it measures, only the named
+// operation is timed (manual time).
+#include <dynbatch/base/random.hpp>
+#include <dynbatch/kv/block_pool.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+using namespace dynbatch;
+
+namespace {
+
+using Pool = BlockPool<>;
+constexpr std::int32_t kBlock = 16;
+
+// One sequence's tokens in pages of 256.
+struct Prompt {
+  explicit Prompt(std::int64_t n, std::uint64_t seed) : tokens(static_cast<std::size_t>(n)) {
+    SplitMix64 random(seed);
+    for (Token& t : tokens) {
+      t = static_cast<Token>(random.between(0, 128000));
+    }
+    for (std::int64_t page = 0; page * 256 < n; ++page) {
+      pages.push_back(static_cast<std::uint32_t>(page));
+    }
+  }
+  [[nodiscard]] SequenceContentView view() const {
+    SequenceContentView v{};
+    v.scope = &scope;
+    v.storage = tokens.data();
+    v.pages = pages.data();
+    v.page_tokens = 256;
+    v.prompt_length = v.known_length = v.cacheable_length =
+        static_cast<std::int64_t>(tokens.size());
+    return v;
+  }
+  CacheScope scope{};
+  std::vector<Token> tokens;
+  std::vector<std::uint32_t> pages;
+};
+
+Pool make_pool(std::int64_t num_blocks, std::int32_t rows, std::int64_t context) {
+  Pool pool(Pool::Config{.num_blocks = num_blocks, .block_size = kBlock});
+  if (!pool.attach({.max_rows = rows, .max_context_tokens = context})) {
+    std::abort();
+  }
+  return pool;
+}
+
+void fill(Pool& pool, Row row, const Prompt& prompt) {
+  const auto view = prompt.view();
+  const auto n = static_cast<std::int64_t>(prompt.tokens.size());
+  if (!pool.acquire(row, pool.match(view, n - 1)) || !pool.extend(row, n)) {
+    std::abort();
+  }
+  pool.publish(row, view, n, kNoPlan);
+}
+
+class Stopwatch {
+ public:
+  [[nodiscard]] double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// The whole prompt but its last block is cached and was read just before.
+void prefix_match_hot(benchmark::State& state) {
+  const auto n = static_cast<std::int64_t>(32768);
+  Pool pool = make_pool(200000, 4, n);
+  const Prompt prompt(n, 1);
+  fill(pool, Row{0}, prompt);
+  pool.release(Row{0});
+  const auto view = prompt.view();
+  for (auto _ : state) {
+    const PrefixMatch m = pool.match(view, n - 1);
+    benchmark::DoNotOptimize(m);
+  }
+}
+BENCHMARK(prefix_match_hot)->Name("BM_PrefixMatch/tokens:32768/hot");
+
+// A prompt of which nothing is cached: the first block decides.
+void prefix_match_miss(benchmark::State& state) {
+  Pool pool = make_pool(200000, 4, 32768);
+  const Prompt stored(32768, 1);
+  const Prompt other(32768, 2);
+  fill(pool, Row{0}, stored);
+  const auto view = other.view();
+  for (auto _ : state) {
+    const PrefixMatch m = pool.match(view, 32767);
+    benchmark::DoNotOptimize(m);
+  }
+}
+BENCHMARK(prefix_match_miss)->Name("BM_PrefixMatch/tokens:32768/miss");
+
+// publish() of a whole prompt; blocks and nodes were used before.
+void prefix_insert(benchmark::State& state) {
+  Pool pool = make_pool(4096, 4, 32768);
+  const Prompt prompt(32768, 1);
+  const auto view = prompt.view();
+  for (auto _ : state) {
+    if (!pool.extend(Row{0}, 32768)) {
+      std::abort();
+    }
+    const Stopwatch watch;
+    pool.publish(Row{0}, view, 32768, kNoPlan);
+    state.SetIterationTime(watch.seconds());
+    pool.release(Row{0});
+    pool.clear();
+  }
+}
+BENCHMARK(prefix_insert)->Name("BM_PrefixInsert/tokens:32768")->UseManualTime();
+
+// A full pool of 200,000 cached blocks in sequences of 4,096 tokens, half of them referenced.
+void evict_allocate(benchmark::State& state) {
+  constexpr int kSequences = 781;
+  Pool pool = make_pool(kSequences * 256, kSequences + 1, 4096);
+  std::vector<Prompt> prompts;
+  for (int i = 0; i < kSequences; ++i) {
+    prompts.emplace_back(4096, static_cast<std::uint64_t>(i));
+    fill(pool, Row{i}, prompts.back());
+  }
+  for (int i = 0; i < kSequences; i += 2) {
+    pool.release(Row{i});
+  }
+  int next = 0;
+  const Row row{kSequences};
+  for (auto _ : state) {
+    const Stopwatch watch;
+    const bool ok = pool.extend(row, 4096);
+    state.SetIterationTime(watch.seconds());
+    if (!ok) {
+      std::abort();
+    }
+    pool.publish(row, prompts[static_cast<std::size_t>(next)].view(), 4096, kNoPlan);
+    pool.release(row);
+    next = (next + 2) % (kSequences + 1);
+  }
+}
+BENCHMARK(evict_allocate)
+    ->Name("BM_EvictAllocate/blocks:256/cached:200000/pinned:half")
+    ->UseManualTime();
+
+void release(benchmark::State& state) {
+  Pool pool = make_pool(200000, 4, 32768);
+  const Prompt prompt(32768, 1);
+  fill(pool, Row{0}, prompt);
+  pool.release(Row{0});
+  for (auto _ : state) {
+    fill(pool, Row{0}, prompt);
+    const Stopwatch watch;
+    pool.release(Row{0});
+    state.SetIterationTime(watch.seconds());
+  }
+}
+BENCHMARK(release)->Name("BM_Release/tokens:32768")->UseManualTime();
+
+void acquire(benchmark::State& state) {
+  Pool pool = make_pool(200000, 4, 32768);
+  const Prompt prompt(32768, 1);
+  fill(pool, Row{0}, prompt);
+  pool.release(Row{0});
+  const auto view = prompt.view();
+  for (auto _ : state) {
+    const PrefixMatch m = pool.match(view, 32767);
+    const Stopwatch watch;
+    const bool ok = pool.acquire(Row{0}, m);
+    state.SetIterationTime(watch.seconds());
+    if (!ok) {
+      std::abort();
+    }
+    pool.release(Row{0});
+  }
+}
+BENCHMARK(acquire)->Name("BM_Acquire/tokens:32768")->UseManualTime();
+
+// One decode step of 1,024 rows of which every sixteenth needs a block: extend and publish.
+void extend(benchmark::State& state) {
+  constexpr int kRows = 1024;
+  constexpr std::int64_t kFirst = 4096;
+  constexpr std::int64_t kLast = 4096 + 1024;
+  Pool pool = make_pool(400000, kRows, kLast + kBlock);
+  std::vector<Prompt> prompts;
+  std::vector<SequenceContentView> views;
+  for (int i = 0; i < kRows; ++i) {
+    prompts.emplace_back(kLast + kBlock, static_cast<std::uint64_t>(i));
+  }
+  for (const Prompt& p : prompts) {
+    views.push_back(p.view());
+  }
+  std::int64_t step = kLast;
+  for (auto _ : state) {
+    if (step == kLast) {
+      state.PauseTiming();
+      step = kFirst;
+      for (int i = 0; i < kRows; ++i) {
+        pool.release(Row{i});
+      }
+      pool.clear();
+      for (int i = 0; i < kRows; ++i) {
+        if (!pool.extend(Row{i}, kFirst + i % kBlock)) {
+          std::abort();
+        }
+        pool.publish(Row{i}, views[static_cast<std::size_t>(i)], kFirst + i % kBlock, kNoPlan);
+      }
+      state.ResumeTiming();
+    }
+    ++step;
+    bool ok = true;
+    for (int i = 0; i < kRows; ++i) {
+      const std::int64_t tokens = step + i % kBlock;
+      ok &= pool.extend(Row{i}, tokens);
+      pool.publish(Row{i}, views[static_cast<std::size_t>(i)], tokens, kNoPlan);
+    }
+    benchmark::DoNotOptimize(ok);
+  }
+}
+BENCHMARK(extend)->Name("BM_Extend/rows:1024");
+
+}  // namespace
+
+BENCHMARK_MAIN();

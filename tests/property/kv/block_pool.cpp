@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+// 100,000 random operations on BlockPool against a naive model in standard containers that predicts
+// every table, counter and hit, block by block.
+#include <dynbatch/base/random.hpp>
+#include <dynbatch/kv/block_pool.hpp>
+
+#include "../../unit/kv/content.hpp"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+using namespace dynbatch;
+using kv_test::Content;
+
+namespace {
+
+constexpr std::int32_t kBlock = 4;
+constexpr std::int64_t kBlocks = 24;
+constexpr int kRows = 6;
+constexpr std::int64_t kMaxTokens = 60;
+
+struct ConstantHash {
+  std::uint64_t operator()(const std::int32_t*, std::size_t) const noexcept { return 42; }
+};
+
+// One string of block contents; equality of contents is equality of these.
+struct Story {
+  Content content;
+  int scope;
+  bool is_digest;
+  std::vector<int> blocks;        // Letter of each whole block.
+  std::int64_t shareable_blocks;  // Of the content at full knowledge.
+};
+
+Story make_story(SplitMix64& random) {
+  const int scope = static_cast<int>(random.between(0, 1));
+  const bool is_digest = random.one_in(4);
+  const auto length = random.between(1, kMaxTokens);
+  CacheScope cache_scope{};
+  cache_scope.has_tenant_salt = scope == 1;
+  std::vector<int> letters;
+  for (std::int64_t i = 0; i < length / kBlock; ++i) {
+    letters.push_back(random.one_in(4) ? 1 : 0);
+  }
+  if (is_digest) {
+    // Two blocks a digest; the second one's letter is the first one's.
+    std::vector<ContentDigest> digests;
+    for (std::size_t i = 0; i < letters.size(); i += 2) {
+      digests.push_back({7, static_cast<std::uint64_t>(letters[i])});
+      if (i + 1 < letters.size()) {
+        letters[i + 1] = letters[i];
+      }
+    }
+    return {Content(digests, 2 * kBlock, length, 16, cache_scope), scope, true, letters,
+            length / (2 * kBlock) * 2};
+  }
+  std::vector<Token> tokens;
+  for (std::int64_t i = 0; i < length; ++i) {
+    const bool is_last_of_block = i % kBlock == kBlock - 1;
+    tokens.push_back(is_last_of_block ? letters[static_cast<std::size_t>(i / kBlock)] : 5);
+  }
+  return {Content(tokens, 16, cache_scope), scope, false, letters, length / kBlock};
+}
+
+class Model {
+ public:
+  struct Match {
+    std::vector<int> blocks;
+    std::int64_t idle = 0;
+    std::uint64_t newest = 0;
+  };
+  struct RowModel {
+    std::vector<int> table;
+    std::size_t acquired = 0;
+    std::size_t published = 0;
+    const Story* story = nullptr;
+  };
+
+  Model() {
+    for (int b = 0; b < kBlocks; ++b) {
+      free_.push_back(b);
+    }
+  }
+
+  Match match(const Story& s, std::int64_t limit, std::int64_t known) const {
+    Match m;
+    const std::int64_t blocks = std::min({limit / kBlock, known / kBlock, s.shareable_blocks});
+    int generation = 0;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      const auto it = index_.find(key(s, i, generation));
+      if (it == index_.end()) {
+        break;
+      }
+      generation = it->second.generation;
+      const int b = it->second.holders.front();
+      m.blocks.push_back(b);
+      m.idle += references(b) == 0 ? 1 : 0;
+      m.newest = std::max(m.newest, plan_.at(b));
+    }
+    m.newest = m.newest > settled_ ? m.newest : 0;
+    return m;
+  }
+
+  void acquire(int row, const Match& m, std::size_t blocks, const Story* story) {
+    RowModel& r = rows[row];
+    r.table.assign(m.blocks.begin(), m.blocks.begin() + static_cast<std::ptrdiff_t>(blocks));
+    r.acquired = r.published = blocks;
+    r.story = story;
+    for (const int b : r.table) {
+      cached_.remove(b);
+    }
+  }
+
+  bool extend(int row, std::int64_t tokens) {
+    RowModel& r = rows[row];
+    const auto wanted = static_cast<std::size_t>((tokens + kBlock - 1) / kBlock);
+    if (wanted <= r.table.size()) {
+      return true;
+    }
+    if (wanted - r.table.size() > free_.size() + cached_.size()) {
+      return false;
+    }
+    while (r.table.size() < wanted) {
+      if (!free_.empty()) {
+        r.table.push_back(free_.front());
+        free_.pop_front();
+      } else {
+        const int b = cached_.front();
+        cached_.pop_front();
+        leave(b);
+        ++evictions;
+        r.table.push_back(b);
+      }
+    }
+    return true;
+  }
+
+  void publish(int row, std::int64_t tokens, std::int64_t known, std::uint64_t plan) {
+    RowModel& r = rows[row];
+    const auto end = static_cast<std::size_t>(
+        std::min({tokens / kBlock, known / kBlock, r.story->shareable_blocks,
+                  static_cast<std::int64_t>(r.table.size())}));
+    int generation = 0;
+    if (r.published > 0 && r.published < end) {
+      const auto it = where_.find(r.table[r.published - 1]);
+      if (it == where_.end()) {
+        return;
+      }
+      generation = index_.at(it->second).generation;
+    }
+    for (; r.published < end; ++r.published) {
+      const int b = r.table[r.published];
+      if (where_.count(b) != 0) {
+        return;
+      }
+      if (withdrawn_.count(b) != 0) {
+        if (references(b) != 1) {
+          return;
+        }
+        withdrawn_.erase(b);
+      }
+      const Key k = key(*r.story, static_cast<std::int64_t>(r.published), generation);
+      auto [it, is_new] = index_.try_emplace(k);
+      if (is_new) {
+        it->second.generation = ++last_generation_;
+      }
+      it->second.holders.push_back(b);
+      where_[b] = k;
+      plan_[b] = plan;
+      generation = it->second.generation;
+    }
+  }
+
+  void truncate(int row, std::int64_t tokens) {
+    RowModel& r = rows[row];
+    if (tokens >= static_cast<std::int64_t>(r.table.size()) * kBlock) {
+      return;
+    }
+    const auto length = static_cast<std::size_t>((tokens + kBlock - 1) / kBlock);
+    while (r.table.size() > length) {
+      const int b = r.table.back();
+      r.table.pop_back();
+      if (references(b) != 0) {
+        continue;
+      }
+      withdrawn_.erase(b);
+      if (where_.count(b) != 0 && plan_[b] > settled_) {
+        leave(b);
+      }
+      if (b >= size_) {
+        if (where_.count(b) != 0) {
+          leave(b);
+        }
+      } else if (where_.count(b) != 0) {
+        cached_.push_back(b);
+      } else {
+        free_.push_front(b);
+      }
+    }
+    r.acquired = std::min(r.acquired, length);
+    r.published = std::min(r.published, length);
+    if (tokens % kBlock != 0 && r.published == length && where_.count(r.table.back()) != 0 &&
+        references(r.table.back()) == 1) {
+      leave(r.table.back());
+      r.published = length - 1;
+      r.acquired = std::min(r.acquired, length - 1);
+    }
+  }
+
+  std::int64_t withdraw(int row, std::int64_t tokens) {
+    RowModel& r = rows[row];
+    const auto first = static_cast<std::size_t>(tokens / kBlock);
+    std::int64_t n = 0;
+    std::size_t published = r.published;
+    for (std::size_t i = r.published; i-- > first;) {
+      const int b = r.table[i];
+      const auto it = where_.find(b);
+      if (it == where_.end()) {
+        published = i;
+        continue;
+      }
+      if (i < r.acquired && plan_[b] <= settled_) {
+        continue;
+      }
+      const Key k = it->second;
+      leave(b);
+      if (references(b) > 1) {
+        withdrawn_.insert(b);
+        if (const auto left = index_.find(k); left != index_.end()) {
+          left->second.generation = ++last_generation_;
+        }
+      }
+      published = i;
+      ++n;
+    }
+    r.published = published;
+    return n;
+  }
+
+  bool reads_withdrawn(int row) const {
+    const RowModel& r = rows[row];
+    return std::any_of(r.table.begin(), r.table.begin() + static_cast<std::ptrdiff_t>(r.acquired),
+                       [&](int b) { return withdrawn_.count(b) != 0; });
+  }
+
+  void settle(std::uint64_t plan) { settled_ = std::max(settled_, plan); }
+
+  bool clear() {
+    for (const RowModel& r : rows) {
+      if (!r.table.empty()) {
+        return false;
+      }
+    }
+    for (const int b : cached_) {
+      free_.push_front(b);
+    }
+    cached_.clear();
+    where_.clear();
+    index_.clear();
+    return true;
+  }
+
+  void resize(std::int64_t size) {
+    for (int b = static_cast<int>(size); b < size_; ++b) {
+      if (std::find(cached_.begin(), cached_.end(), b) != cached_.end()) {
+        cached_.remove(b);
+        leave(b);
+        ++evictions;
+      }
+      free_.remove(b);
+    }
+    // Blocks never used stay behind the others; used ones come back in front.
+    for (int b = static_cast<int>(size_); b < size; ++b) {
+      if (references(b) != 0) {
+        continue;
+      }
+      if (used.count(b) != 0) {
+        free_.push_front(b);
+      } else {
+        free_.push_back(b);
+      }
+    }
+    size_ = size;
+  }
+
+  int references(int b) const {
+    int n = 0;
+    for (const RowModel& r : rows) {
+      n += static_cast<int>(std::count(r.table.begin(), r.table.end(), b));
+    }
+    return n;
+  }
+  std::int64_t num_free() const { return static_cast<std::int64_t>(free_.size()); }
+  std::int64_t num_cached() const { return static_cast<std::int64_t>(cached_.size()); }
+
+  RowModel rows[kRows];
+  std::set<int> used;
+  std::uint64_t evictions = 0;
+
+ private:
+  // Scope, kind, letters up to the end of the block, generation of the parent.
+  using Key = std::tuple<int, bool, std::vector<int>, int>;
+  struct Entry {
+    std::vector<int> holders;
+    int generation = 0;
+  };
+
+  static Key key(const Story& s, std::int64_t block, int generation) {
+    return {s.scope, s.is_digest, std::vector<int>(s.blocks.begin(), s.blocks.begin() + block + 1),
+            generation};
+  }
+  void leave(int b) {
+    const Key k = where_.at(b);
+    where_.erase(b);
+    auto& holders = index_.at(k).holders;
+    holders.erase(std::find(holders.begin(), holders.end(), b));
+    if (holders.empty()) {
+      index_.erase(k);
+    }
+  }
+
+  std::list<int> free_;
+  std::list<int> cached_;
+  std::map<Key, Entry> index_;
+  std::map<int, Key> where_;
+  std::map<int, std::uint64_t> plan_;
+  std::set<int> withdrawn_;
+  std::uint64_t settled_ = 0;
+  std::int64_t size_ = kBlocks;
+  int last_generation_ = 0;
+};
+
+template <class Pool>
+void compare(const Pool& pool, const Model& model) {
+  std::set<int> referenced;
+  for (int row = 0; row < kRows; ++row) {
+    const auto table = kv_test::ids(pool, Row{row});
+    REQUIRE(table == model.rows[row].table);
+    REQUIRE(pool.reads_withdrawn(Row{row}) == model.reads_withdrawn(row));
+    referenced.insert(table.begin(), table.end());
+  }
+  const PoolStats s = pool.stats();
+  REQUIRE(s.free_blocks == model.num_free());
+  REQUIRE(s.cached_blocks == model.num_cached());
+  REQUIRE(s.referenced_blocks == static_cast<std::int64_t>(referenced.size()));
+  REQUIRE(s.free_blocks + s.cached_blocks + s.referenced_blocks == s.total_blocks);
+  REQUIRE(s.evictions == model.evictions);
+}
+
+template <class Pool>
+void run(std::uint64_t seed, int num_operations) {
+  SplitMix64 random(seed);
+  Pool pool(typename Pool::Config{
+      .num_blocks = kBlocks, .block_size = kBlock, .max_kv_events = random.between(0, 8)});
+  REQUIRE(pool.attach({.max_rows = kRows, .max_context_tokens = kMaxTokens}).is_ok());
+  Model model;
+  std::vector<Story> stories;
+  for (int i = 0; i < 40; ++i) {
+    stories.push_back(make_story(random));
+  }
+  std::uint64_t plan = 0;
+  std::uint64_t settled = 0;
+  std::int64_t hits = 0;
+  std::int64_t withdrawals = 0;
+
+  for (int op = 0; op < num_operations; ++op) {
+    const int row = static_cast<int>(random.between(0, kRows - 1));
+    auto& r = model.rows[row];
+    const auto kind = random.between(0, 99);
+    INFO("operation " << op << " kind " << kind << " row " << row);
+    if (r.story == nullptr || kind < 10) {
+      if (!r.table.empty()) {
+        pool.release(Row{row});
+        model.truncate(row, 0);
+      }
+      const auto& story = stories[static_cast<std::size_t>(random.between(0, 39))];
+      const std::int64_t limit = random.between(0, story.content.length());
+      auto view = story.content.view();
+      view.known_length = random.between(0, 2) == 0 ? limit : view.known_length;
+      const PrefixMatch m = pool.match(view, limit);
+      const auto expected = model.match(story, limit, view.known_length);
+      REQUIRE(m.num_blocks == static_cast<std::int64_t>(expected.blocks.size()));
+      REQUIRE(m.num_tokens == m.num_blocks * kBlock);
+      REQUIRE(m.idle_blocks == expected.idle);
+      REQUIRE(m.newest_pending.value == expected.newest);
+      hits += m.num_blocks;
+      PrefixMatch taken = m;
+      taken.num_blocks = random.one_in(5) ? random.between(0, m.num_blocks) : m.num_blocks;
+      if (random.one_in(20)) {
+        pool.settle(PlanId{settled});  // Changes the pool: the match is stale.
+        REQUIRE(pool.acquire(Row{row}, taken) == (taken.num_blocks == 0));
+        r.story = taken.num_blocks == 0 ? &story : nullptr;
+        r.acquired = r.published = 0;
+      } else {
+        REQUIRE(pool.acquire(Row{row}, taken));
+        model.acquire(row, expected, static_cast<std::size_t>(taken.num_blocks), &story);
+      }
+      if (!r.table.empty()) {
+        REQUIRE_FALSE(pool.acquire(Row{row}, m));
+      }
+    } else if (kind < 40) {
+      const std::int64_t tokens = random.between(0, kMaxTokens);
+      REQUIRE(pool.extend(Row{row}, tokens) == model.extend(row, tokens));
+      REQUIRE_FALSE(pool.extend(Row{row}, kMaxTokens + 1));
+      model.used.insert(r.table.begin(), r.table.end());
+    } else if (kind < 70) {
+      const std::int64_t tokens = random.between(0, kMaxTokens);
+      auto view = r.story->content.view();
+      view.known_length =
+          random.one_in(4) ? random.between(0, view.known_length) : view.known_length;
+      const std::uint64_t by =
+          random.one_in(3) ? 0 : settled + static_cast<std::uint64_t>(random.between(0, 3));
+      plan = std::max(plan, by);
+      pool.publish(Row{row}, view, tokens, PlanId{by});
+      model.publish(row, tokens, view.known_length, by);
+    } else if (kind < 78) {
+      const std::int64_t tokens = random.between(0, kMaxTokens);
+      pool.truncate(Row{row}, tokens);
+      model.truncate(row, tokens);
+    } else if (kind < 84) {
+      const std::int64_t tokens = random.between(0, kMaxTokens);
+      const std::int64_t n = pool.withdraw(Row{row}, tokens);
+      REQUIRE(n == model.withdraw(row, tokens));
+      withdrawals += n;
+    } else if (kind < 90) {
+      settled = random.one_in(2) ? plan : settled;
+      pool.settle(PlanId{settled});
+      model.settle(settled);
+    } else if (kind < 97) {
+      pool.release(Row{row});
+      pool.release(Row{row});
+      model.truncate(row, 0);
+      r.story = nullptr;
+      r.acquired = r.published = 0;
+    } else if (kind < 98) {
+      if (random.one_in(4)) {
+        for (int i = 0; i < kRows; ++i) {
+          pool.release(Row{i});
+          model.truncate(i, 0);
+          model.rows[i].story = nullptr;
+        }
+      }
+      REQUIRE(pool.clear() == model.clear());
+    } else {
+      const std::int64_t size = random.one_in(2) ? kBlocks : random.between(8, kBlocks);
+      REQUIRE(pool.resize(size).is_ok());
+      model.resize(size);
+    }
+    compare(pool, model);
+    if (op % 64 == 0) {
+      char text[256];
+      const Status s = pool.check();
+      static_cast<void>(format_status(s, text, sizeof(text)));
+      INFO(text);
+      REQUIRE(s.is_ok());
+    }
+  }
+  // The run means something only if these were common.
+  CHECK(hits > num_operations / 50);
+  CHECK(withdrawals > num_operations / 500);
+  CHECK(model.evictions > static_cast<std::uint64_t>(num_operations / 50));
+}
+
+}  // namespace
+
+TEST_CASE("BlockPool does what a naive model does") { run<BlockPool<>>(1, 100000); }
+
+TEST_CASE("BlockPool does so from several seeds") {
+  const auto seed = GENERATE(range(2, 10));
+  INFO("seed " << seed);
+  run<BlockPool<>>(static_cast<std::uint64_t>(seed), 5000);
+}
+
+TEST_CASE("BlockPool does so with a constant hash") {
+  run<BlockPool<Lru, ConstantHash>>(77, 20000);
+}
