@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -36,16 +37,22 @@ class Buffer {
   }
   ~Buffer() { std::free(data_); }
 
-  /// Replaces the content by `count` zero bytes elements. OutOfMemory names `field` and the count.
+  /// Replaces the content by `count` elements of zero bytes. OutOfMemory names `field` and the count.
   Status allocate(std::size_t count, const char* field) noexcept {
-    static_assert(alignof(T) <= alignof(std::max_align_t));
     std::free(data_);
     data_ = nullptr;
     size_ = 0;
     if (count == 0) {
       return kOk;
     }
-    data_ = static_cast<T*>(std::calloc(count, sizeof(T)));
+    if constexpr (alignof(T) <= alignof(std::max_align_t)) {
+      data_ = static_cast<T*>(std::calloc(count, sizeof(T)));
+    } else if (count <= static_cast<std::size_t>(-1) / sizeof(T)) {
+      data_ = static_cast<T*>(std::aligned_alloc(alignof(T), count * sizeof(T)));
+      if (data_ != nullptr) {
+        std::memset(static_cast<void*>(data_), 0, count * sizeof(T));
+      }
+    }
     if (data_ == nullptr) {
       return {Errc::OutOfMemory, field, static_cast<std::int64_t>(count), 0, "allocation failed"};
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// The few integer helpers that policy headers need without the weight of <algorithm>.
+/// The few integer helpers that policy headers need without the weight of the algorithm header.
 #include <dynbatch/base/config.hpp>
 
 #include <cstdint>

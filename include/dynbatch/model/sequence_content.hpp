@@ -39,7 +39,7 @@ struct SequenceContentView {
   [[nodiscard]] ContentDigest digest_at(std::int64_t position) const noexcept {
     constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
     ContentDigest digest;
-    std::memcpy(&digest, at(position / digest_unit * kTokensPerDigest), sizeof(digest));
+    std::memcpy(static_cast<void*>(&digest), at(position / digest_unit * kTokensPerDigest), sizeof(digest));
     return digest;
   }
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// Configuration of a Scheduler.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// Most named resources a scheduler can bound.
+inline constexpr std::size_t kMaxResources = 4;
+/// Most plans that may be in flight.
+inline constexpr std::int32_t kMaxPlansInFlight = 8;
+
+/// Sizes are allocated once, at make(); they cost address space until used.
+struct SchedulerConfig {
+  /// Requests between submit() and the delivery of their terminal event; >= 1.
+  std::int64_t max_live_requests = 4096;
+  /// Tokens (prompt + the most it may produce) of all live requests; submit() answers QueueFull beyond.
+  /// 0 = max_live_requests * min(max_context_tokens, 16384).
+  std::int64_t max_queued_tokens = 0;
+  /// Longest sequence, in KV positions. 0 = the pool's size, at most 131,072.
+  std::int64_t max_context_tokens = 0;
+  /// Plans not yet settled; 1..kMaxPlansInFlight.
+  std::int32_t max_plans_in_flight = 1;
+  /// How often a request's chunk may fail or be lost before the request fails; >= 0.
+  std::int32_t max_retries = 2;
+  /// Caps of the host's named resources (ResourceNeed::resource is the index); 0 = not offered.
+  std::int64_t resource_caps[kMaxResources]{};
+
+  [[nodiscard]] constexpr Status validate() const noexcept {
+    if (max_live_requests < 1 || max_live_requests > (std::int64_t{1} << 24)) {
+      return {Errc::InvalidConfig, "max_live_requests", max_live_requests, std::int64_t{1} << 24,
+              "must be from 1 to 2^24"};
+    }
+    if (max_queued_tokens < 0) {
+      return {Errc::InvalidConfig, "max_queued_tokens", max_queued_tokens, 0, "must not be negative"};
+    }
+    if (max_context_tokens < 0 || max_context_tokens > (std::int64_t{1} << 30)) {
+      return {Errc::InvalidConfig, "max_context_tokens", max_context_tokens, std::int64_t{1} << 30,
+              "must be from 0 to 2^30"};
+    }
+    if (max_plans_in_flight < 1 || max_plans_in_flight > kMaxPlansInFlight) {
+      return {Errc::InvalidConfig, "max_plans_in_flight", max_plans_in_flight, kMaxPlansInFlight,
+              "must be from 1 to 8"};
+    }
+    if (max_retries < 0) {
+      return {Errc::InvalidConfig, "max_retries", max_retries, 0, "must not be negative"};
+    }
+    for (const std::int64_t cap : resource_caps) {
+      if (cap < 0) {
+        return {Errc::InvalidConfig, "resource_caps", cap, 0, "must not be negative"};
+      }
+    }
+    return kOk;
+  }
+};
+
+/// Why a plan will never be committed.
+enum class AbandonReason : std::uint8_t {
+  NotRun,  ///< Nothing of it ran; its work is planned again without a charge.
+  Lost,    ///< It may have run in part; its work is planned again and charged as a retry.
+  Fatal,   ///< Its requests fail.
+};
+
+/// What pause() stops.
+enum class PauseMode : std::uint8_t {
+  New,  ///< No admission; running requests go on.
+  All,  ///< No plan at all.
+};
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// State and operations behind Scheduler. Members are defined by topic in core_{intake,compose,settle,
+/// report}.hpp; all of them run on the driving thread unless they say otherwise.
+#include <dynbatch/base/buffer.hpp>
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/admission.hpp>
+#include <dynbatch/concepts/batch_sizer.hpp>
+#include <dynbatch/concepts/expert_balancer.hpp>
+#include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/concepts/micro_batch_splitter.hpp>
+#include <dynbatch/model/capabilities.hpp>
+#include <dynbatch/model/event.hpp>
+#include <dynbatch/model/request.hpp>
+#include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_plan.hpp>
+#include <dynbatch/model/step_result.hpp>
+#include <dynbatch/scheduler/config.hpp>
+#include <dynbatch/scheduler/detail/lock_free.hpp>
+#include <dynbatch/scheduler/detail/plan_store.hpp>
+#include <dynbatch/scheduler/detail/records.hpp>
+#include <dynbatch/scheduler/detail/request_desk.hpp>
+#include <dynbatch/scheduler/detail/slot_heap.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <utility>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+/// The policies of one scheduler.
+template <class Sizer, class Splitter, class Balancer, class Pool, class Admission>
+struct PolicySet {
+  Sizer sizer;
+  Splitter splitter;
+  Balancer balancer;
+  Pool pool;
+  Admission admission;
+};
+
+template <class Policies>
+class SchedulerCore {
+ public:
+  SchedulerCore(const SchedulerConfig& config, const Capabilities& capabilities, Policies&& policies) noexcept
+      : config_(config), caps_(capabilities), policies_(std::move(policies)) {}
+
+  Status initialise() noexcept;
+
+  // Any thread.
+  RequestDesk& desk() noexcept { return desk_; }
+  [[nodiscard]] const RequestDesk& desk() const noexcept { return desk_; }
+  void set_pause(int mode) noexcept { pause_.store(mode, std::memory_order_release); }
+  [[nodiscard]] SchedulerStats stats() const noexcept;
+
+  // Driving thread.
+  const StepPlan* plan(TimeNs now) noexcept;
+  Status commit(const StepPlan& plan, const StepResult& result, TimeNs now) noexcept;
+  Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
+  std::size_t poll(std::span<Event> out) noexcept;
+  [[nodiscard]] PlanStatus status() const noexcept { return status_; }
+  [[nodiscard]] const Capabilities& capabilities() const noexcept { return caps_; }
+  Policies& policies() noexcept { return policies_; }
+  [[nodiscard]] const Policies& policies() const noexcept { return policies_; }
+  [[nodiscard]] Status check() const noexcept;
+  Status make_result(StepResultBuffer& buffer) const noexcept {
+    return buffer.allocate(caps_.max_sequences, caps_.max_sequences, caps_.max_sequences);
+  }
+
+ private:
+  /// What one step may still take.
+  struct Budget {
+    std::int64_t tokens = 0;
+    std::int64_t prefill_tokens = 0;
+    bool preempted = false;        ///< Somebody lost its blocks in this step: nobody is admitted.
+    bool chunk_dropped = false;    ///< A planned chunk lost its row.
+    std::int32_t prefill_chunks = 0;
+    std::int32_t decode_chunks = 0;
+  };
+
+  // core_intake.hpp
+  void advance_clock(TimeNs now) noexcept;
+  void take_in(TimeNs now) noexcept;
+  void accept(std::uint32_t slot, TimeNs now) noexcept;
+  void expire(TimeNs now) noexcept;
+  void enqueue(std::uint32_t slot) noexcept;
+  void dequeue(std::uint32_t slot) noexcept;
+  void set_deadline(std::uint32_t slot) noexcept;
+  void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error, TimeNs now) noexcept;
+
+  // core_rows.hpp
+  std::int32_t take_row(std::uint32_t slot) noexcept;
+  void free_row(std::int32_t row) noexcept;
+  void detach_row(std::int32_t row, bool requeue) noexcept;
+  void finish_detach(std::int32_t row) noexcept;
+  void set_phase(std::int32_t row, RowPhase phase) noexcept;
+  void roll_back(std::int32_t row, std::int32_t position, std::int32_t pending, RowPhase phase) noexcept;
+  void preempt(std::int32_t row, Budget& budget) noexcept;
+  void hold_blocks(RowState& r, std::int64_t blocks) noexcept;
+  [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept;
+  [[nodiscard]] AdmissionRequest admission_view(std::uint32_t slot) const noexcept;
+
+  // core_compose.hpp
+  [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
+  void compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept;
+  void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
+  void plan_prefills(PlanRecord& record, Budget& budget) noexcept;
+  void admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept;
+  enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
+  Admit try_admit(PlanRecord& record, std::uint32_t slot, const BatchLimits& limits, Budget& budget,
+                  WaitCause& cause) noexcept;
+  [[nodiscard]] bool waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept;
+  [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b, std::int64_t tokens) const noexcept;
+  bool grow(PlanRecord& record, std::int32_t row, std::int32_t tokens, Budget& budget) noexcept;
+  bool make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks, Budget& budget) noexcept;
+  void give_way(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
+  void drop_chunk(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
+  void extend_row(PlanRecord& record, std::int32_t row, std::int32_t tokens) noexcept;
+  void plan_prefill_work(PlanRecord& record, const BatchLimits& limits, const Composition& composition,
+                         Budget& budget) noexcept;
+  [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
+    return r.in_flight == 0 || (caps_.future_tokens && !r.sync_decode && !r.is_stale);
+  }
+  [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
+    return block_size_ == 0 ? 0 : (block_shift_ >= 0 ? (tokens + block_size_ - 1) >> block_shift_ : ceil_div(tokens, block_size_));
+  }
+  void note_blocked(std::uint32_t slot, WaitCause cause) noexcept {
+    if (first_cause_ == WaitCause::None) {
+      first_cause_ = cause;
+      first_blocked_ = desk_[slot].id;
+    }
+  }
+  void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens, Budget& budget) noexcept;
+  void append_decode(PlanRecord& record, std::int32_t row) noexcept;
+  void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
+  void emit_deltas(PlanRecord& record, std::int32_t row, std::int32_t first_block) noexcept;
+  void drop_planned_chunks(PlanRecord& record) noexcept;
+  void seal(PlanRecord& record, const Composition& composition, TimeNs now) noexcept;
+  void explain_empty(TimeNs now) noexcept;
+  [[nodiscard]] std::int64_t spare_blocks() const noexcept {
+    return policies_.pool.stats().available_blocks() - held_blocks_;
+  }
+
+  // core_settle.hpp
+  [[nodiscard]] Status validate_result(const StepPlan& plan, const StepResult& result) const noexcept;
+  void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, std::span<const Token> tokens, TimeNs now,
+                    StepFeedback& feedback) noexcept;
+  void append_output(std::int32_t row, Token token, TimeNs now) noexcept;
+  [[nodiscard]] FinishReason stop_reason(const RowState& r, Token token) const noexcept;
+  void finish_row(std::int32_t row, FinishReason reason, TimeNs now) noexcept;
+  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_charged, bool is_fatal, TimeNs now) noexcept;
+  void reset_readers() noexcept;
+  void drop_in_flight(std::int32_t row) noexcept;
+
+  // core_report.hpp
+  void mark_dirty(std::uint32_t slot) noexcept;
+  void sync_record(const RowState& r) noexcept;
+  bool report(std::uint32_t slot, std::span<Event> out, std::size_t& n) noexcept;
+  bool report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out, std::size_t& n) noexcept;
+  [[nodiscard]] Event event_of(std::uint32_t slot, EventKind kind, TimeNs time) const noexcept;
+
+  PlanRecord& in_flight_plan(std::int32_t i) noexcept { return plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)]; }
+
+  SchedulerConfig config_;
+  Capabilities caps_;
+  Policies policies_;
+  RequestDesk desk_;
+
+  // Fixed at initialise().
+  std::int64_t kv_limit_ = 0;      // positions a sequence can hold
+  std::int32_t block_size_ = 0;    // 0 = the pool has no blocks
+  std::int32_t block_shift_ = -1;  // log2(block_size_) where it is a power of two
+  GroupSpec group_{};
+  bool shares_prefixes_ = false;
+
+  // Requests.
+  SlotHeap waiting_;
+  SlotHeap deadlines_;
+  FixedVector<std::uint32_t> sequence_slots_;        // free sequence slots
+  Buffer<std::uint32_t> sequence_generations_;
+  FixedVector<std::uint32_t> dirty_;                 // ring of slots with events
+  std::size_t dirty_head_ = 0;
+  std::size_t dirty_count_ = 0;
+  FixedVector<std::uint32_t> delivered_;             // terminal event handed out, slot not yet free
+  std::uint64_t next_order_ = 1;
+  std::int64_t waiting_tokens_ = 0;
+  std::int64_t resource_use_[kMaxResources]{};
+
+  // Rows.
+  Buffer<RowState> rows_;
+  FixedVector<std::int32_t> free_rows_;
+  RowList decoding_;
+  RowList prefilling_;
+  std::int32_t oldest_row_ = -1;
+  std::int32_t newest_row_ = -1;
+  std::int32_t num_running_ = 0;
+  std::int32_t num_draining_ = 0;
+  std::int32_t num_tpot_ = 0;
+  std::int64_t decoding_kv_ = 0;      // sum of planned over decoding rows
+  std::int64_t running_outputs_ = 0;
+  std::int64_t held_blocks_ = 0;
+  std::int32_t batch_rows_ = 0;       // rows of the padded batch under way
+  std::int32_t batch_context_ = 0;
+  bool prefill_skipped_ = false;      // the budget left no token for a started prefill
+
+  // Plans.
+  std::unique_ptr<PlanRecord[]> plans_;
+  std::int32_t oldest_ = 0;
+  std::int32_t num_in_flight_ = 0;
+  std::uint64_t next_plan_ = 1;
+  TimeNs now_{};
+  PlanStatus status_{};
+  RequestId first_blocked_{};
+  WaitCause first_cause_ = WaitCause::None;
+  struct PassedOver {
+    HeapKey key;
+    std::uint32_t slot;
+    bool counts;  // somebody who goes ahead of it counts as a bypass
+  };
+  /// Candidates that are looked at behind one that does not fit.
+  static constexpr std::size_t kLookahead = 16;
+  /// A request that does not fit is matched against the prefix cache again after so many plans.
+  static constexpr std::uint64_t kRetryPlans = 64;
+  FixedVector<PassedOver> passed_over_;
+  std::atomic<int> pause_{0};
+
+  struct Counters {
+    Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight, preemptions,
+        prefill_tokens, recomputed_tokens, decode_tokens, output_tokens, prefix_hit, prefix_query;
+  } counters_;
+};
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: who of the waiting is let in.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+/// Admits in queue order. A request that does not fit may be passed by later ones, a bounded number of
+/// times; one that waits for another's prefill may be passed freely, since that prefill goes on.
+template <class P>
+void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept {
+  if (pause_.load(std::memory_order_acquire) != 0) {
+    note_blocked(waiting_.top(), WaitCause::Paused);
+    return;
+  }
+  while (!waiting_.empty() && !budget.preempted) {
+    const std::uint32_t slot = waiting_.top();
+    WaitCause cause = WaitCause::None;
+    const Admit outcome = try_admit(record, slot, limits, budget, cause);
+    if (outcome == Admit::Done) {
+      bool is_exhausted = false;
+      for (const PassedOver& passed : passed_over_) {
+        RequestRecord& other = desk_[passed.slot];
+        other.bypassed += passed.counts ? 1 : 0;
+        is_exhausted = is_exhausted || (passed.counts && other.bypassed >= policies_.admission.max_bypass());
+      }
+      if (is_exhausted) {
+        break;
+      }
+      continue;
+    }
+    note_blocked(slot, cause);
+    const bool counts = cause != WaitCause::Dependency;
+    if (outcome == Admit::BudgetSpent || passed_over_.size() == kLookahead ||
+        (counts && desk_[slot].bypassed >= policies_.admission.max_bypass())) {
+      break;
+    }
+    passed_over_.push_back({waiting_.top_key(), slot, counts});
+    waiting_.erase(slot);
+  }
+  for (const PassedOver& passed : passed_over_) {
+    waiting_.push(passed.slot, passed.key);
+  }
+  passed_over_.clear();
+  counters_.waiting.set(waiting_.size());
+}
+
+template <class P>
+typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_record, std::uint32_t slot,
+                                                             const BatchLimits& limits, Budget& budget,
+                                                             WaitCause& cause) noexcept {
+  RequestRecord& record = desk_[slot];
+  const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
+  if (free_rows_.empty() || num_running_ >= limits.max_decode_sequences ||
+      budget.prefill_chunks >= limits.max_prefill_sequences) {
+    cause = WaitCause::Sequences;
+    return Admit::BudgetSpent;
+  }
+  if (left == 0) {
+    cause = WaitCause::Budget;
+    return Admit::BudgetSpent;
+  }
+  for (std::uint8_t i = 0; i < record.num_needs; ++i) {
+    const ResourceNeed& need = record.needs[i];
+    if (resource_use_[need.resource] + need.amount > config_.resource_caps[need.resource]) {
+      cause = WaitCause::Resource;
+      return Admit::Blocked;
+    }
+  }
+  // Cheap answers first: a blocked request must not cost a look-up in every step.
+  if (record.waits_row >= 0) {
+    const RowState& other = rows_[static_cast<std::size_t>(record.waits_row)];
+    if (other.slot == record.waits_slot && other.phase == RowPhase::Prefill && other.planned < record.waits_position) {
+      cause = WaitCause::Dependency;
+      return Admit::Blocked;
+    }
+    record.waits_row = -1;
+  }
+  const std::int64_t spare = block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
+  if (record.retry_need > spare && next_plan_ < record.retry_plan) {
+    cause = WaitCause::Memory;
+    return Admit::Blocked;
+  }
+  const std::int64_t known = record.prompt_length + record.outputs;
+  PrefixMatch match;
+  if (shares_prefixes_ && !record.no_prefix_read) {
+    // At least one position is computed, or there would be nothing to sample from.
+    match = policies_.pool.match(content(slot, known), known - 1);
+    if (waits_for_prefill(slot, match.num_tokens)) {
+      cause = WaitCause::Dependency;
+      return Admit::Blocked;
+    }
+  }
+  const Reservation reservation = policies_.admission.need({.known_tokens = known,
+                                                            .max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_),
+                                                            .cached_tokens = match.num_tokens,
+                                                            .num_running = num_running_,
+                                                            .pool = policies_.pool.stats()});
+  const std::int64_t required = blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
+  const std::int64_t headroom = num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
+  // Idle cached blocks count as available until they are taken: taking them costs as much as new ones.
+  const std::int64_t cost = required - match.num_blocks + match.idle_blocks + headroom;
+  if (block_size_ > 0 && cost > spare) {
+    record.retry_need = cost;
+    record.retry_plan = next_plan_ + kRetryPlans;
+    cause = WaitCause::Memory;
+    return Admit::Blocked;
+  }
+  const std::int64_t remaining = known - match.num_tokens;
+  const std::int64_t prompt_remaining = record.prompt_length - match.num_tokens;
+  std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
+                                              .block_size = max_of(block_size_, 1), .is_first_chunk = true,
+                                              .is_atomic = record.atomic_prefill});
+  n = clamp_to<std::int64_t>(n, 0, min_of(left, remaining));
+  if (record.atomic_prefill && n < prompt_remaining) {
+    // A step of its own if need be: submit() made sure that the sizer's ceiling allows it.
+    if (num_running_ > 0 || plan_record.num_chunks > 0) {
+      cause = WaitCause::Budget;
+      return Admit::BudgetSpent;
+    }
+    n = prompt_remaining;
+    budget.tokens = max_of(budget.tokens, n);
+    budget.prefill_tokens = max_of(budget.prefill_tokens, n);
+  }
+  if (block_size_ > 0) {
+    const std::int64_t room = (spare - match.idle_blocks + match.num_blocks) * block_size_;
+    n = min_of(n, room - match.num_tokens);
+    if (n <= 0 || (record.atomic_prefill && n < prompt_remaining)) {
+      cause = n <= 0 && left > 0 ? WaitCause::Memory : WaitCause::Budget;
+      return Admit::Blocked;
+    }
+  } else if (n <= 0) {
+    cause = WaitCause::Budget;
+    return Admit::BudgetSpent;
+  }
+
+  dequeue(slot);
+  const std::int32_t row = take_row(slot);
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (match.num_tokens > 0) {
+    const bool is_acquired = policies_.pool.acquire(Row{row}, match);
+    DYNBATCH_ASSERT(is_acquired, "a match must be valid until the next change of the pool");
+    r.table_tokens = static_cast<std::int32_t>(match.num_blocks) * block_size_;
+    emit_deltas(plan_record, row, 0);
+  }
+  r.planned = static_cast<std::int32_t>(match.num_tokens);
+  r.committed = r.planned;
+  if (shares_prefixes_) {
+    r.next_publish = r.planned + block_size_;
+    counters_.prefix_query.add(static_cast<std::uint64_t>(known));
+    counters_.prefix_hit.add(static_cast<std::uint64_t>(match.num_tokens));
+  }
+  set_phase(row, RowPhase::Prefill);
+  const std::int64_t held = blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
+  append_prefill(plan_record, row, static_cast<std::int32_t>(n), budget);
+  hold_blocks(r, max_of<std::int64_t>(held - blocks_for(r.table_tokens), 0));
+  return Admit::Done;
+}
+
+/// True if a started prefill will produce the block that follows the request's cached prefix. The
+/// request then waits for it instead of computing the same block again.
+template <class P>
+bool SchedulerCore<P>::waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept {
+  RequestRecord& record = desk_[slot];
+  const std::int64_t block_end = matched + block_size_;
+  if (prefilling_.size() == 0 || block_end > min_of(record.prompt_length + record.outputs - 1, record.cacheable)) {
+    return false;
+  }
+  for (std::int32_t i = 0; i < prefilling_.end(); ++i) {
+    const std::int32_t row = prefilling_.at(i);
+    if (row < 0) {
+      continue;
+    }
+    const RowState& r = rows_[static_cast<std::size_t>(row)];
+    if (r.planned < block_end && r.known >= block_end && desk_[r.slot].cacheable >= block_end &&
+        same_content(slot, r.slot, block_end)) {
+      record.waits_slot = r.slot;
+      record.waits_row = row;
+      record.waits_position = static_cast<std::int32_t>(block_end);
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Equal scope and equal content of the first `tokens` positions (a whole number of blocks). The last
+/// block is compared first: where prompts differ, they mostly do there.
+template <class P>
+bool SchedulerCore<P>::same_content(std::uint32_t a, std::uint32_t b, std::int64_t tokens) const noexcept {
+  const RequestRecord& ra = desk_[a];
+  const RequestRecord& rb = desk_[b];
+  if (!(ra.scope == rb.scope) || ra.digest_unit != rb.digest_unit) {
+    return false;
+  }
+  const SequenceContentView va = content(a, tokens);
+  const SequenceContentView vb = content(b, tokens);
+  if (va.has_digests()) {  // a digest covers the whole prefix
+    return va.digest_at(tokens - 1) == vb.digest_at(tokens - 1);
+  }
+  for (std::int64_t block = tokens - block_size_; block >= 0; block -= block_size_) {
+    if (std::memcmp(va.tokens_at(block), vb.tokens_at(block), static_cast<std::size_t>(block_size_) * sizeof(Token)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: what goes into a plan. Decisions only; how a chunk is written is in core_write.hpp,
+/// who is let in is in core_admit.hpp.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+template <class P>
+SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
+  SizerInput in;
+  in.now = now;
+  in.num_decoding = decoding_.size();
+  in.num_prefilling = prefilling_.size();
+  in.num_waiting = static_cast<std::int64_t>(waiting_.size());
+  in.decoding_kv_tokens = decoding_kv_;
+  in.running_output_tokens = running_outputs_;
+  in.waiting_prompt_tokens = waiting_tokens_;
+  in.plans_in_flight = num_in_flight_;
+  in.max_tokens = caps_.max_tokens;
+  in.max_sequences = caps_.max_sequences;
+  in.pool = policies_.pool.stats();
+  if (num_tpot_ > 0) {
+    for (std::int32_t row = oldest_row_; row >= 0; row = rows_[static_cast<std::size_t>(row)].newer) {
+      const RowState& r = rows_[static_cast<std::size_t>(row)];
+      if (r.tpot_ns > 0 && r.known > r.prompt_end) {
+        const std::int64_t due = saturating_add(
+            r.first_token_ns, saturating_mul(r.tpot_ns, r.known - r.prompt_end + r.pending_samples));
+        in.next_token_due = min_of(in.next_token_due, TimeNs{due});
+        in.least_tpot = min_of(in.least_tpot, DurationNs{r.tpot_ns});
+      }
+    }
+  }
+  if (!waiting_.empty()) {
+    const RequestRecord& head = desk_[waiting_.top()];
+    if (head.slo.ttft < kUnbounded && head.outputs == 0) {
+      in.first_token_due = head.arrival + head.slo.ttft;
+    }
+  }
+  return in;
+}
+
+template <class P>
+const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
+  advance_clock(host_now);
+  const TimeNs now = now_;
+  take_in(now);
+  expire(now);
+  policies_.pool.unpin_expired(now);
+  status_ = {};
+  const bool is_idle = waiting_.empty() && num_running_ == 0;
+  if (is_idle && num_in_flight_ == 0) {
+    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+    return nullptr;
+  }
+  if (num_in_flight_ == config_.max_plans_in_flight) {
+    status_.state = PlanState::InFlightLimit;
+    return nullptr;
+  }
+  if (pause_.load(std::memory_order_acquire) == 2) {
+    status_.state = PlanState::Paused;
+    return nullptr;
+  }
+  const BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  if (limits.not_before > now) {
+    status_.state = PlanState::NotBefore;
+    status_.not_before = limits.not_before;
+    return nullptr;
+  }
+  PlanRecord& record = in_flight_plan(num_in_flight_);
+  record.clear();
+  compose(record, limits, now);
+  if (record.num_chunks == 0) {
+    explain_empty(now);
+    return nullptr;
+  }
+  ++num_in_flight_;
+  ++next_plan_;
+  status_.state = PlanState::Planned;
+  counters_.plans.add(1);
+  counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
+  return &record.plan;
+}
+
+template <class P>
+void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept {
+  decoding_.squeeze(rows_.data());
+  prefilling_.squeeze(rows_.data());
+  first_cause_ = WaitCause::None;
+  record.plan.id = PlanId{next_plan_};
+  const Composition composition = policies_.admission.compose(
+      {.num_decoding = decoding_.size(), .num_prefilling = prefilling_.size(),
+       .num_waiting = static_cast<std::int64_t>(waiting_.size())});
+  Budget budget;
+  budget.tokens = clamp_to<std::int64_t>(limits.max_tokens, 1, caps_.max_tokens);
+  budget.prefill_tokens = clamp_to<std::int64_t>(limits.max_prefill_tokens, 1, budget.tokens);
+  const bool was_empty = num_running_ == 0;
+  // Decodes that use up every step would starve a started prefill: it goes first the next time.
+  const bool prefill_first = composition.prefill_before_decode || prefill_skipped_;
+  prefill_skipped_ = false;
+  if (prefill_first) {
+    plan_prefill_work(record, limits, composition, budget);
+  }
+  if (composition.decode && !(composition.stop_decode_if_prefill && budget.prefill_chunks > 0)) {
+    plan_decodes(record, budget);
+  }
+  if (!prefill_first) {
+    plan_prefill_work(record, limits, composition, budget);
+  }
+  if (budget.chunk_dropped) {
+    drop_planned_chunks(record);
+  }
+  if (composition.pad_to_batch) {
+    if (was_empty) {
+      batch_rows_ = num_running_;
+      batch_context_ = 0;
+    }
+    for (std::size_t i = 0; i < record.num_chunks; ++i) {
+      batch_context_ = max_of(batch_context_, record.chunks[i].context_length);
+    }
+  }
+  if (record.num_chunks > 0) {
+    seal(record, composition, now);
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& limits, const Composition& composition,
+                                         Budget& budget) noexcept {
+  if (composition.prefill && prefilling_.size() > 0) {
+    plan_prefills(record, budget);
+  }
+  if (composition.admit && !waiting_.empty()) {
+    admit(record, limits, budget);
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::plan_decodes(PlanRecord& record, Budget& budget) noexcept {
+  const std::int32_t end = decoding_.end();
+  std::int32_t index = decoding_.start();
+  for (std::int32_t i = 0; i < end; ++i, ++index) {
+    if (index >= end) {
+      index = 0;
+    }
+    const std::int32_t row = decoding_.at(index);
+    if (row < 0) {
+      continue;
+    }
+    RowState& r = rows_[static_cast<std::size_t>(row)];
+    if (!may_plan(r) || r.known + r.pending_samples >= r.known_limit) {
+      continue;  // it stands in a plan in flight, or all it may produce is in flight
+    }
+    if (budget.tokens == 0) {
+      decoding_.set_start(index);  // whom this step leaves out comes first in the next
+      return;
+    }
+    if (r.planned >= r.table_tokens && !grow(record, row, r.planned + 1, budget)) {
+      continue;
+    }
+    append_decode(record, row);
+    --budget.tokens;
+  }
+  decoding_.set_start(0);
+}
+
+template <class P>
+void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcept {
+  const std::int32_t end = prefilling_.end();
+  std::int32_t index = prefilling_.start();
+  for (std::int32_t i = 0; i < end; ++i, ++index) {
+    if (index >= end) {
+      index = 0;
+    }
+    const std::int32_t row = prefilling_.at(index);
+    if (row < 0) {
+      continue;
+    }
+    RowState& r = rows_[static_cast<std::size_t>(row)];
+    if (!may_plan(r)) {
+      continue;
+    }
+    const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
+    if (left == 0) {
+      prefilling_.set_start(index);
+      prefill_skipped_ = true;
+      return;
+    }
+    const std::int64_t remaining = r.known - r.planned;
+    std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
+                                                .block_size = max_of(block_size_, 1)});
+    n = clamp_to<std::int64_t>(n, 0, min_of(left, remaining));
+    if (n > 0 && block_size_ > 0) {
+      const std::int64_t missing = blocks_for(r.planned + n) - blocks_for(r.table_tokens);
+      if (missing > spare_blocks() + r.held_blocks) {
+        // The longest running sequence takes blocks from others, so that somebody always gets on;
+        // the others make do with what there is, and wait.
+        if (r.older < 0 && !make_room(record, row, missing, budget)) {
+          continue;
+        }
+        const std::int64_t room =
+            r.table_tokens + max_of<std::int64_t>(spare_blocks() + r.held_blocks, 0) * block_size_;
+        n = min_of(n, room - r.planned);
+      }
+    }
+    if (n <= 0) {
+      note_blocked(r.slot, block_size_ > 0 && r.planned >= r.table_tokens ? WaitCause::Memory : WaitCause::Budget);
+      continue;
+    }
+    append_prefill(record, row, static_cast<std::int32_t>(n), budget);
+  }
+  prefilling_.set_start(0);
+}
+
+/// Table room for `tokens` positions of a decoding row, taking blocks from others if it must.
+template <class P>
+bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t tokens, Budget& budget) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (block_size_ == 0) {
+    return true;
+  }
+  const std::int64_t missing = blocks_for(tokens) - blocks_for(r.table_tokens);
+  if (missing > spare_blocks() + r.held_blocks && !make_room(record, row, missing, budget)) {
+    note_blocked(r.slot, WaitCause::Memory);
+    return false;
+  }
+  extend_row(record, row, tokens);
+  return true;
+}
+
+/// Preempts victims until `blocks` are to be had for `row`; false if they are not, then `row` itself
+/// may have given way, or ended because nobody else holds anything.
+template <class P>
+bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks, Budget& budget) noexcept {
+  struct Candidates {
+    const SchedulerCore* core;
+    std::uint64_t plan;
+    /// The index-th candidate from the newest on: not in any plan but the one under construction.
+    std::int32_t row_at(std::int32_t index) const noexcept {
+      std::int32_t at = core->newest_row_;
+      for (; at >= 0; at = core->rows_[static_cast<std::size_t>(at)].older) {
+        if (may_give_way(core->rows_[static_cast<std::size_t>(at)]) && index-- == 0) {
+          break;
+        }
+      }
+      return at;
+    }
+    bool may_give_way(const RowState& r) const noexcept {
+      return r.in_flight == (r.last_plan == plan ? 1 : 0);
+    }
+  };
+  const Candidates candidates{this, record.plan.id.value};
+  while (spare_blocks() + rows_[static_cast<std::size_t>(row)].held_blocks < blocks) {
+    std::int32_t count = 0;
+    for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
+      count += candidates.may_give_way(rows_[static_cast<std::size_t>(at)]) ? 1 : 0;
+    }
+    if (count == 0) {
+      return false;
+    }
+    const VictimList list(
+        &candidates,
+        [](const void* context, std::int32_t index) noexcept {
+          const auto& c = *static_cast<const Candidates*>(context);
+          const std::int32_t at = c.row_at(index);
+          const RowState& r = c.core->rows_[static_cast<std::size_t>(at)];
+          VictimCandidate candidate;
+          candidate.request = c.core->admission_view(r.slot);
+          candidate.request.output_tokens = r.known - r.prompt_end;
+          candidate.row = Row{at};
+          candidate.computed_tokens = r.committed;
+          candidate.num_blocks = c.core->blocks_for(r.table_tokens);
+          return candidate;
+        },
+        count);
+    const std::int32_t victim =
+        candidates.row_at(clamp_to(policies_.admission.victim(list), 0, count - 1));
+    if (victim == row) {
+      if (num_in_flight_ > 0 || num_draining_ > 0) {
+        return false;  // blocks come back when plans in flight are settled
+      }
+      if (num_running_ == 1) {
+        finish_row(row, FinishReason::Capacity, now_);
+        return false;
+      }
+      give_way(record, row, budget);
+      return false;
+    }
+    give_way(record, victim, budget);
+  }
+  return true;
+}
+
+/// Preempts a row, with the chunk that it may have in the plan under construction, and whoever was to
+/// read what that chunk would have written.
+template <class P>
+void SchedulerCore<P>::give_way(PlanRecord& record, std::int32_t row, Budget& budget) noexcept {
+  drop_chunk(record, row, budget);
+  preempt(row, budget);
+  if (!budget.chunk_dropped) {
+    return;
+  }
+  for (std::int32_t at = newest_row_; at >= 0;) {
+    if (policies_.pool.reads_withdrawn(Row{at})) {
+      drop_chunk(record, at, budget);
+      preempt(at, budget);
+      at = newest_row_;
+    } else {
+      at = rows_[static_cast<std::size_t>(at)].older;
+    }
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& budget) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (r.last_plan != record.plan.id.value || r.in_flight == 0) {
+    return;
+  }
+  for (std::size_t i = 0; i < record.num_chunks; ++i) {
+    Chunk& chunk = record.chunks[i];
+    if (chunk.row.value != row || chunk.num_tokens == 0) {
+      continue;
+    }
+    budget.tokens += chunk.num_tokens;
+    if (chunk.kind == ChunkKind::Prefill) {
+      budget.prefill_tokens += chunk.num_tokens;
+      --budget.prefill_chunks;
+    }
+    roll_back(row, chunk.first_position, record.undo[i].pending_before, record.undo[i].phase_before);
+    --r.in_flight;
+    chunk.num_tokens = 0;
+    budget.chunk_dropped = true;
+    return;
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
+  status_.state = PlanState::NothingRunnable;
+  if (first_cause_ != WaitCause::None) {
+    status_.cause = first_cause_;
+    status_.request = first_blocked_;
+  } else if (num_in_flight_ > 0) {
+    status_.cause = WaitCause::InFlight;
+    const std::int32_t row = oldest_row_;
+    if (row >= 0) {
+      status_.request = desk_[rows_[static_cast<std::size_t>(row)].slot].id;
+    }
+  } else if (!waiting_.empty()) {
+    status_.cause = pause_.load(std::memory_order_relaxed) != 0 ? WaitCause::Paused : WaitCause::Composition;
+    status_.request = desk_[waiting_.top()].id;
+  } else if (num_running_ == 0) {
+    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+  }
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

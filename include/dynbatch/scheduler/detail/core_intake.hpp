@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: allocation, the inbox, the waiting queue, deadlines and ends of requests.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+template <class P>
+Status SchedulerCore<P>::initialise() noexcept {
+  if (const Status s = config_.validate(); !s) {
+    return s;
+  }
+  if (const Status s = caps_.validate(); !s) {
+    return s;
+  }
+  if (caps_.sequence_handles > 0) {
+    return {Errc::NotSupported, "capabilities.sequence_handles", caps_.sequence_handles, 0,
+            "this version drives block-addressed hosts only"};
+  }
+  auto& pool = policies_.pool;
+  const std::span<const GroupSpec> groups = pool.groups();
+  if (groups.size() > 1) {
+    return {Errc::NotSupported, "pool.groups", static_cast<std::int64_t>(groups.size()), 1,
+            "this version runs one KV group"};
+  }
+  if (!caps_.groups.empty() && (caps_.groups.size() != groups.size() || !(caps_.groups[0] == groups[0]))) {
+    return {Errc::InvalidConfig, "capabilities.groups", caps_.groups[0].block_size,
+            groups.empty() ? 0 : groups[0].block_size, "differs from the pool's groups"};
+  }
+  const std::int64_t pool_tokens = [&] {  // largest sequence that an empty pool holds
+    std::int64_t low = 0;
+    std::int64_t high = config_.max_context_tokens > 0 ? config_.max_context_tokens : 131072;
+    while (low < high) {
+      const std::int64_t middle = low + (high - low + 1) / 2;
+      if (pool.can_ever_fit(middle)) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }();
+  kv_limit_ = pool_tokens;
+  if (kv_limit_ < 1) {
+    return {Errc::InvalidConfig, "pool", kv_limit_, 1, "the pool holds no sequence at all"};
+  }
+  if (const Status s = pool.attach({.max_rows = caps_.max_sequences,
+                                    .max_context_tokens = kv_limit_,
+                                    .max_plans_in_flight = config_.max_plans_in_flight,
+                                    .in_order = caps_.in_order});
+      !s) {
+    return s;
+  }
+  if (caps_.kv_tokens > 0 && !groups.empty() &&
+      pool.stats().total_blocks * groups[0].block_size > caps_.kv_tokens) {
+    return {Errc::InvalidConfig, "capabilities.kv_tokens", caps_.kv_tokens,
+            pool.stats().total_blocks * groups[0].block_size, "the pool has more KV places than the executor"};
+  }
+  if (!groups.empty()) {
+    group_ = groups[0];
+    block_size_ = group_.block_size;
+    for (int shift = 0; shift < 30; ++shift) {
+      if ((std::int32_t{1} << shift) == block_size_) {
+        block_shift_ = shift;
+      }
+    }
+  }
+  shares_prefixes_ = pool.shares_prefixes();
+
+  IntakeLimits limits;
+  limits.kv_limit = kv_limit_;
+  limits.block_size = max_of(block_size_, 1);
+  limits.all_atomic = !policies_.admission.splits_prompts();
+  const BatchLimits ceiling = policies_.sizer.ceiling();
+  limits.atomic_limit = min_of(min_of(ceiling.max_tokens, ceiling.max_prefill_tokens), caps_.max_tokens);
+  for (std::size_t i = 0; i < kMaxResources; ++i) {
+    limits.resource_caps[i] = config_.resource_caps[i];
+  }
+  const auto slots = static_cast<std::size_t>(config_.max_live_requests);
+  const auto rows = static_cast<std::size_t>(caps_.max_sequences);
+  for (const Status& s :
+       {desk_.allocate(config_, limits), waiting_.allocate(slots, "max_live_requests"),
+        deadlines_.allocate(slots, "max_live_requests"), sequence_slots_.allocate(slots, "max_live_requests"),
+        sequence_generations_.allocate(slots, "max_live_requests"), dirty_.allocate(slots, "max_live_requests"),
+        delivered_.allocate(slots, "max_live_requests"), passed_over_.allocate(kLookahead + 1, "lookahead"),
+        rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"), decoding_.allocate(rows),
+        prefilling_.allocate(rows)}) {
+    if (!s) {
+      return s;
+    }
+  }
+  dirty_.resize(slots);
+  for (std::size_t i = slots; i > 0; --i) {
+    sequence_slots_.push_back(static_cast<std::uint32_t>(i - 1));
+  }
+  for (std::size_t i = rows; i > 0; --i) {
+    free_rows_.push_back(static_cast<std::int32_t>(i - 1));
+  }
+  plans_.reset(new (std::nothrow) PlanRecord[static_cast<std::size_t>(config_.max_plans_in_flight)]);
+  if (plans_ == nullptr) {
+    return {Errc::OutOfMemory, "max_plans_in_flight", config_.max_plans_in_flight, 0, "allocation failed"};
+  }
+  // A step computes at most what all rows can hold.
+  const std::int64_t max_tokens = min_of(caps_.max_tokens, saturating_mul(caps_.max_sequences, kv_limit_));
+  const std::int64_t max_deltas =
+      block_size_ > 0 ? caps_.max_sequences * (ceil_div(kv_limit_, block_size_) + 1) : 0;
+  for (std::int32_t i = 0; i < config_.max_plans_in_flight; ++i) {
+    if (const Status s = plans_[static_cast<std::size_t>(i)].allocate(caps_.max_sequences, max_tokens, max_deltas); !s) {
+      return s;
+    }
+  }
+  // The host's spans need not outlive make().
+  caps_.groups = {};
+  caps_.graph_sizes = {};
+  return kOk;
+}
+
+/// Time never runs backwards for the scheduler, whatever the host's clock does.
+template <class P>
+void SchedulerCore<P>::advance_clock(TimeNs now) noexcept {
+  if (now > now_) {
+    now_ = now;
+    desk_.set_now(now);
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::take_in(TimeNs now) noexcept {
+  desk_.drain_submitted([&](std::uint32_t slot) { accept(slot, now); });
+  desk_.drain_cancelled([&](std::uint32_t slot) {
+    if (desk_.see_cancel(slot) && desk_[slot].state != RequestState::Ended) {
+      end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
+    }
+  });
+}
+
+template <class P>
+void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
+  RequestRecord& record = desk_[slot];
+  const bool is_cancelled = desk_.take_over(slot);
+  record.order = next_order_++;
+  record.sequence.slot = sequence_slots_.back();
+  sequence_slots_.pop_back();
+  record.sequence.generation = ++sequence_generations_[record.sequence.slot];
+  record.event_time = now;
+  counters_.accepted.add(1);
+  mark_dirty(slot);
+  if (is_cancelled) {
+    record.state = RequestState::Leaving;
+    end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
+    return;
+  }
+  enqueue(slot);
+  set_deadline(slot);
+}
+
+template <class P>
+void SchedulerCore<P>::enqueue(std::uint32_t slot) noexcept {
+  RequestRecord& record = desk_[slot];
+  const AdmissionKey key = policies_.admission.key(admission_view(slot));
+  record.state = RequestState::Waiting;
+  record.bypassed = 0;
+  record.retry_need = 0;
+  waiting_tokens_ += record.prompt_length + record.outputs;
+  waiting_.push(slot, {key.primary, key.secondary, record.order});
+  counters_.waiting.set(waiting_.size());
+}
+
+template <class P>
+void SchedulerCore<P>::dequeue(std::uint32_t slot) noexcept {
+  const RequestRecord& record = desk_[slot];
+  waiting_tokens_ -= record.prompt_length + record.outputs;
+  waiting_.erase(slot);
+  counters_.waiting.set(waiting_.size());
+}
+
+/// The earliest deadline that still applies: start_by until the first chunk, finish_by always.
+template <class P>
+void SchedulerCore<P>::set_deadline(std::uint32_t slot) noexcept {
+  const RequestRecord& record = desk_[slot];
+  if (deadlines_.contains(slot)) {
+    deadlines_.erase(slot);
+  }
+  const TimeNs due = record.was_admitted ? record.finish_by : min_of(record.start_by, record.finish_by);
+  if (due < kNever) {
+    deadlines_.push(slot, {due.ns, 0, record.order});
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::expire(TimeNs now) noexcept {
+  while (!deadlines_.empty() && deadlines_.top_key().primary < now.ns) {
+    end_request(deadlines_.top(), EventKind::Expired, FinishReason::None, Errc::Ok, now);
+  }
+}
+
+/// The one way a request ends: leaves queue, row and deadlines, and gets its terminal event.
+template <class P>
+void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
+                                   TimeNs now) noexcept {
+  RequestRecord& record = desk_[slot];
+  DYNBATCH_ASSERT(record.state != RequestState::Ended && record.state != RequestState::Free,
+                  "a request ends once");
+  if (record.state == RequestState::Waiting) {
+    dequeue(slot);
+  } else if (record.state == RequestState::Running) {
+    sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
+    detach_row(record.row.value, false);
+  }
+  if (deadlines_.contains(slot)) {
+    deadlines_.erase(slot);
+  }
+  if (!record.was_admitted) {
+    desk_.leave_queue(slot);
+  }
+  sequence_slots_.push_back(record.sequence.slot);
+  record.state = RequestState::Ended;
+  record.row = kNoRow;
+  record.terminal = kind;
+  record.reason = reason;
+  record.error = error;
+  record.event_time = now;
+  switch (kind) {
+    case EventKind::Finished: counters_.finished.add(1); break;
+    case EventKind::Cancelled: counters_.cancelled.add(1); break;
+    case EventKind::Expired: counters_.expired.add(1); break;
+    default: counters_.failed.add(1); break;
+  }
+  mark_dirty(slot);
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

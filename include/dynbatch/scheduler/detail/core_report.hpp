@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: events and statistics.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+template <class P>
+void SchedulerCore<P>::mark_dirty(std::uint32_t slot) noexcept {
+  RequestRecord& record = desk_[slot];
+  if (record.row != kNoRow) {
+    rows_[static_cast<std::size_t>(record.row.value)].is_dirty = true;
+  }
+  if (record.is_dirty) {
+    return;
+  }
+  record.is_dirty = true;
+  std::size_t tail = dirty_head_ + dirty_count_;
+  if (tail >= dirty_.size()) {
+    tail -= dirty_.size();
+  }
+  dirty_[tail] = slot;
+  ++dirty_count_;
+}
+
+/// Brings the record up to the row's counts.
+template <class P>
+void SchedulerCore<P>::sync_record(const RowState& r) noexcept {
+  RequestRecord& record = desk_[r.slot];
+  record.outputs = r.known - r.prompt_end;
+  record.first_token_time = TimeNs{r.first_token_ns};
+  if (r.last_token_ns != 0) {
+    record.event_time = TimeNs{r.last_token_ns};
+  }
+}
+
+template <class P>
+Event SchedulerCore<P>::event_of(std::uint32_t slot, EventKind kind, TimeNs time) const noexcept {
+  const RequestRecord& record = desk_[slot];
+  Event event;
+  event.kind = kind;
+  event.request = record.id;
+  event.user_data = record.user_data;
+  event.time = time;
+  return event;
+}
+
+/// Reports outputs [delivered, up_to), a page at most an event; false if `out` is full before.
+template <class P>
+bool SchedulerCore<P>::report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out,
+                                     std::size_t& n) noexcept {
+  RequestRecord& record = desk_[slot];
+  while (record.delivered < up_to) {
+    if (n == out.size()) {
+      return false;
+    }
+    const bool is_first = record.delivered == 0;
+    const std::int64_t position = record.prompt_length + record.delivered + record.token_base;
+    const std::int64_t in_page = desk_.tokens().page_tokens() - position % desk_.tokens().page_tokens();
+    const std::int64_t count = is_first ? 1 : min_of(up_to - record.delivered, in_page);
+    Event event = event_of(slot, is_first ? EventKind::FirstToken : EventKind::Tokens,
+                           is_first ? record.first_token_time : record.event_time);
+    event.first_index = record.delivered;
+    event.count = count;
+    event.tokens = {desk_.tokens().at(slot, position), static_cast<std::size_t>(count)};
+    out[n++] = event;
+    record.delivered += count;
+  }
+  return true;
+}
+
+/// Reports all that is new about a request, in causal order; false if `out` is full before.
+template <class P>
+bool SchedulerCore<P>::report(std::uint32_t slot, std::span<Event> out, std::size_t& n) noexcept {
+  RequestRecord& record = desk_[slot];
+  if (record.state == RequestState::Running) {
+    sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
+  }
+  if (!record.accepted_reported) {
+    if (n == out.size()) {
+      return false;
+    }
+    record.accepted_reported = true;
+    out[n++] = event_of(slot, EventKind::Accepted, record.event_time);
+  }
+  if (record.unreported_preemptions > 0) {
+    if (!report_tokens(slot, record.preempted_at, out, n) || n == out.size()) {
+      return false;
+    }
+    Event event = event_of(slot, EventKind::Preempted, record.event_time);
+    event.count = record.unreported_preemptions;
+    out[n++] = event;
+    record.unreported_preemptions = 0;
+  }
+  if (!report_tokens(slot, record.outputs, out, n)) {
+    return false;
+  }
+  if (record.state == RequestState::Ended) {
+    if (n == out.size()) {
+      return false;
+    }
+    Event event = event_of(slot, record.terminal, record.event_time);
+    event.reason = record.reason;
+    event.error = record.error;
+    event.count = record.outputs;
+    out[n++] = event;
+  }
+  return true;
+}
+
+template <class P>
+std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
+  // A cancel() may be under way for an ended request: see it, so that its slot can be freed.
+  desk_.drain_cancelled([&](std::uint32_t slot) {
+    if (desk_.see_cancel(slot) && desk_[slot].state != RequestState::Ended) {
+      end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now_);
+    }
+  });
+  std::size_t kept = 0;
+  for (const std::uint32_t slot : delivered_) {
+    if (!desk_.retire(slot)) {
+      delivered_[kept++] = slot;
+    }
+  }
+  delivered_.resize(kept);
+
+  std::size_t n = 0;
+  while (dirty_count_ > 0 && n < out.size()) {
+    const std::uint32_t slot = dirty_[dirty_head_];
+    if (!report(slot, out, n)) {
+      break;
+    }
+    dirty_head_ = dirty_head_ + 1 == dirty_.size() ? 0 : dirty_head_ + 1;
+    --dirty_count_;
+    RequestRecord& record = desk_[slot];
+    record.is_dirty = false;
+    if (record.row != kNoRow) {
+      rows_[static_cast<std::size_t>(record.row.value)].is_dirty = false;
+    }
+    if (record.state == RequestState::Ended) {
+      desk_.forget_id(slot);
+      delivered_.push_back(slot);
+    }
+  }
+  return n;
+}
+
+template <class P>
+SchedulerStats SchedulerCore<P>::stats() const noexcept {
+  SchedulerStats s;
+  s.finished = counters_.finished.get();
+  s.cancelled = counters_.cancelled.get();
+  s.expired = counters_.expired.get();
+  s.failed = counters_.failed.get();
+  s.rejected = desk_.rejected();
+  s.submitted = desk_.submitted();
+  s.live = s.submitted - s.rejected - s.finished - s.cancelled - s.expired - s.failed;
+  s.waiting = counters_.waiting.get();
+  s.running = counters_.running.get();
+  s.queued_tokens = desk_.queued_tokens();
+  s.plans = counters_.plans.get();
+  s.plans_in_flight = counters_.in_flight.get();
+  s.preemptions = counters_.preemptions.get();
+  s.prefill_tokens = counters_.prefill_tokens.get();
+  s.recomputed_tokens = counters_.recomputed_tokens.get();
+  s.decode_tokens = counters_.decode_tokens.get();
+  s.output_tokens = counters_.output_tokens.get();
+  s.prefix_hit_tokens = counters_.prefix_hit.get();
+  s.prefix_query_tokens = counters_.prefix_query.get();
+  return s;
+}
+
+/// Full check of the scheduler's own books and the pool's. O(everything); usable in release builds.
+template <class P>
+Status SchedulerCore<P>::check() const noexcept {
+  auto broken = [](const char* field, std::int64_t value, std::int64_t expected) {
+    return Status{Errc::InternalError, field, value, expected, "an invariant does not hold"};
+  };
+  std::int32_t running = 0;
+  std::int32_t decoding = 0;
+  std::int32_t prefilling = 0;
+  std::int32_t draining = 0;
+  std::int64_t kv = 0;
+  std::int64_t held = 0;
+  std::int64_t outputs = 0;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const RowState& r = rows_[i];
+    if (r.phase == RowPhase::Free) {
+      continue;
+    }
+    if (r.phase == RowPhase::Draining) {
+      ++draining;
+      continue;
+    }
+    ++running;
+    decoding += r.phase == RowPhase::Decode ? 1 : 0;
+    prefilling += r.phase == RowPhase::Prefill ? 1 : 0;
+    kv += r.phase == RowPhase::Decode ? r.planned : 0;
+    held += r.held_blocks;
+    outputs += r.known - r.prompt_end;
+    const RequestRecord& record = desk_[r.slot];
+    if (record.state != RequestState::Running || record.row.value != static_cast<std::int32_t>(i)) {
+      return broken("row", static_cast<std::int64_t>(i), record.row.value);
+    }
+    if (r.planned > r.known + r.pending_samples || r.committed > r.planned || r.known > r.known_limit) {
+      return broken("row.planned", r.planned, r.known + r.pending_samples);
+    }
+    if (block_size_ > 0 && r.planned > r.table_tokens) {
+      return broken("row.table_tokens", r.table_tokens, r.planned);
+    }
+    const std::size_t blocks = policies_.pool.table(0, Row{static_cast<std::int32_t>(i)}).size();
+    if (block_size_ > 0 && static_cast<std::int64_t>(blocks) * block_size_ != r.table_tokens) {
+      return broken("row.table", static_cast<std::int64_t>(blocks) * block_size_, r.table_tokens);
+    }
+  }
+  if (running != num_running_) {
+    return broken("running", running, num_running_);
+  }
+  if (draining != num_draining_) {
+    return broken("draining", draining, num_draining_);
+  }
+  if (decoding != decoding_.size() || prefilling != prefilling_.size()) {
+    return broken("decoding", decoding, decoding_.size());
+  }
+  if (kv != decoding_kv_) {
+    return broken("decoding_kv", kv, decoding_kv_);
+  }
+  if (held != held_blocks_) {
+    return broken("held_blocks", held, held_blocks_);
+  }
+  if (outputs != running_outputs_) {
+    return broken("running_outputs", outputs, running_outputs_);
+  }
+  if (static_cast<std::size_t>(running + draining) + free_rows_.size() != rows_.size()) {
+    return broken("free_rows", static_cast<std::int64_t>(free_rows_.size()), running);
+  }
+  if (num_in_flight_ == 0 && draining != 0) {
+    return broken("draining", draining, 0);
+  }
+  return policies_.pool.check();
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

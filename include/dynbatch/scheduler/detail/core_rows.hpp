@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: rows of running sequences, their phases, preemption and roll-back.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+template <class P>
+SequenceContentView SchedulerCore<P>::content(std::uint32_t slot, std::int64_t known) const noexcept {
+  const RequestRecord& record = desk_[slot];
+  SequenceContentView view;
+  view.scope = &record.scope;
+  view.storage = desk_.tokens().storage();
+  view.pages = desk_.tokens().table(slot);
+  view.page_tokens = desk_.tokens().page_tokens();
+  view.token_base = record.token_base;
+  view.prompt_length = record.prompt_length;
+  view.known_length = known;
+  view.cacheable_length = record.cacheable;
+  view.digest_unit = record.digest_unit;
+  return view;
+}
+
+template <class P>
+AdmissionRequest SchedulerCore<P>::admission_view(std::uint32_t slot) const noexcept {
+  const RequestRecord& record = desk_[slot];
+  AdmissionRequest view;
+  view.id = record.id;
+  view.tenant = record.tenant;
+  view.arrival = record.arrival;
+  view.start_by = record.start_by;
+  view.finish_by = record.finish_by;
+  view.slo = record.slo;
+  view.prompt_length = record.prompt_length;
+  view.max_new_tokens = record.open_ended ? kOpenEnded : record.max_new;
+  view.output_tokens = record.outputs;
+  view.priority = record.priority;
+  view.num_preemptions = record.preemptions;
+  view.request_class = record.request_class;
+  return view;
+}
+
+/// Gives the request a row; there must be a free one.
+template <class P>
+std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
+  RequestRecord& record = desk_[slot];
+  const std::int32_t row = free_rows_.back();
+  free_rows_.pop_back();
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const std::uint32_t epoch = r.epoch + 1;
+  r = RowState{};
+  r.epoch = epoch;
+  r.slot = slot;
+  r.prompt_end = static_cast<std::int32_t>(record.prompt_length);
+  r.known = static_cast<std::int32_t>(record.prompt_length + record.outputs);
+  r.known_limit = static_cast<std::int32_t>(record.prompt_length + record.max_new);
+  r.recompute_end = record.was_admitted ? r.known : 0;
+  r.next_publish = shares_prefixes_ ? block_size_ : std::numeric_limits<std::int32_t>::max();
+  r.checks_tokens = record.num_stop > 0;
+  r.sync_decode = record.sync_decode;
+  r.is_dirty = record.is_dirty;
+  r.tpot_ns = record.slo.tpot < kUnbounded ? record.slo.tpot.ns : 0;
+  r.first_token_ns = record.first_token_time.ns;
+  r.older = newest_row_;
+  (newest_row_ >= 0 ? rows_[static_cast<std::size_t>(newest_row_)].newer : oldest_row_) = row;
+  newest_row_ = row;
+  ++num_running_;
+  num_tpot_ += r.tpot_ns > 0 ? 1 : 0;
+  running_outputs_ += record.outputs;
+  for (std::uint8_t i = 0; i < record.num_needs; ++i) {
+    resource_use_[record.needs[i].resource] += record.needs[i].amount;
+  }
+  record.row = Row{row};
+  record.state = RequestState::Running;
+  if (!record.was_admitted) {
+    record.was_admitted = true;
+    desk_.leave_queue(slot);
+    set_deadline(slot);
+  }
+  counters_.running.set(static_cast<std::uint64_t>(num_running_));
+  return row;
+}
+
+/// Moves a row between the phase lists and keeps their sums.
+template <class P>
+void SchedulerCore<P>::set_phase(std::int32_t row, RowPhase phase) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (r.phase == phase) {
+    return;
+  }
+  if (r.phase == RowPhase::Decode) {
+    decoding_.remove(r);
+    decoding_kv_ -= r.planned;
+  } else if (r.phase == RowPhase::Prefill) {
+    prefilling_.remove(r);
+  }
+  r.phase = phase;
+  if (phase == RowPhase::Decode) {
+    decoding_.add(row, rows_.data());
+    decoding_kv_ += r.planned;
+  } else if (phase == RowPhase::Prefill) {
+    prefilling_.add(row, rows_.data());
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::hold_blocks(RowState& r, std::int64_t blocks) noexcept {
+  held_blocks_ += blocks - r.held_blocks;
+  r.held_blocks = static_cast<std::int32_t>(blocks);
+}
+
+/// The sequence stops running. Its blocks go back at once, or when the last plan that names it is settled.
+template <class P>
+void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  set_phase(row, RowPhase::Draining);
+  hold_blocks(r, 0);
+  (r.older >= 0 ? rows_[static_cast<std::size_t>(r.older)].newer : oldest_row_) = r.newer;
+  (r.newer >= 0 ? rows_[static_cast<std::size_t>(r.newer)].older : newest_row_) = r.older;
+  --num_running_;
+  ++num_draining_;
+  num_tpot_ -= r.tpot_ns > 0 ? 1 : 0;
+  running_outputs_ -= r.known - r.prompt_end;
+  const RequestRecord& record = desk_[r.slot];
+  for (std::uint8_t i = 0; i < record.num_needs; ++i) {
+    resource_use_[record.needs[i].resource] -= record.needs[i].amount;
+  }
+  r.requeue = requeue;
+  if (requeue) {
+    sync_record(r);
+    desk_[r.slot].state = RequestState::Leaving;
+  }
+  counters_.running.set(static_cast<std::uint64_t>(num_running_));
+  if (r.in_flight == 0) {
+    finish_detach(row);
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  policies_.pool.release(Row{row});
+  const bool requeue = r.requeue;
+  const std::uint32_t slot = r.slot;
+  r.phase = RowPhase::Free;
+  --num_draining_;
+  free_rows_.push_back(row);
+  if (requeue && desk_[slot].state == RequestState::Leaving && desk_[slot].row == Row{row}) {
+    desk_[slot].row = kNoRow;
+    enqueue(slot);
+  }
+}
+
+/// One plan in flight no longer names the row.
+template <class P>
+void SchedulerCore<P>::drop_in_flight(std::int32_t row) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (--r.in_flight == 0) {
+    r.is_stale = false;
+    if (r.phase == RowPhase::Draining) {
+      finish_detach(row);
+    }
+  }
+}
+
+/// The row stands again where it stood before a chunk at `position`; blocks that it made visible beyond
+/// become invisible. Younger plans that name it are void.
+template <class P>
+void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::int32_t pending,
+                                 RowPhase phase) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  policies_.pool.withdraw(Row{row}, position);
+  if (r.phase == RowPhase::Decode) {
+    decoding_kv_ -= r.planned - position;
+  }
+  r.recompute_end = max_of(r.recompute_end, r.planned);
+  r.planned = position;
+  r.pending_samples = pending;
+  ++r.epoch;
+  if (block_size_ > 0 && shares_prefixes_) {
+    r.next_publish = (position / block_size_ + 1) * block_size_;
+  }
+  set_phase(row, phase);
+}
+
+/// Takes a running sequence's blocks away; it waits again and computes them anew.
+template <class P>
+void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  RequestRecord& record = desk_[r.slot];
+  DYNBATCH_ASSERT(r.in_flight == 0, "a sequence in flight cannot be preempted");
+  budget.preempted = true;
+  ++record.preemptions;
+  ++record.unreported_preemptions;
+  counters_.preemptions.add(1);
+  mark_dirty(r.slot);
+  detach_row(row, true);
+  record.preempted_at = record.outputs;
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

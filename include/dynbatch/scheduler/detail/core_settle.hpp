@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: takes results in, undoes what did not run.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+template <class P>
+Status SchedulerCore<P>::validate_result(const StepPlan& plan, const StepResult& result) const noexcept {
+  auto bad = [](const char* field, std::int64_t value, std::int64_t limit, const char* text) {
+    return Status{Errc::BadResult, field, value, limit, text};
+  };
+  const auto samples = static_cast<std::size_t>(plan.num_samples);
+  if (!result.outcomes.empty() && result.outcomes.size() != plan.chunks.size()) {
+    return bad("outcomes", static_cast<std::int64_t>(result.outcomes.size()),
+               static_cast<std::int64_t>(plan.chunks.size()), "one outcome a chunk, or none at all");
+  }
+  if (!result.continuations.empty()) {
+    return {Errc::NotSupported, "continuations", static_cast<std::int64_t>(result.continuations.size()), 0,
+            "this version runs no beams"};
+  }
+  if (!result.token_begin.empty()) {
+    if (result.token_begin.size() != samples + 1 || result.token_begin.front() != 0 ||
+        result.token_begin.back() != static_cast<std::int64_t>(result.tokens.size())) {
+      return bad("token_begin", static_cast<std::int64_t>(result.token_begin.size()),
+                 static_cast<std::int64_t>(samples) + 1, "a CSR over the plan's samples from 0 to tokens.size()");
+    }
+    for (std::size_t i = 0; i < samples; ++i) {
+      const std::int64_t n = std::int64_t{result.token_begin[i + 1]} - result.token_begin[i];
+      if (n < 0 || n > 1) {
+        return bad("token_begin", n, 1, "a sample produces one token, or none if its chunk did not run");
+      }
+    }
+  } else if (result.tokens.size() != samples) {
+    return bad("tokens", static_cast<std::int64_t>(result.tokens.size()), static_cast<std::int64_t>(samples),
+               "one token a sample");
+  }
+  Token least = 0;
+  for (const Token token : result.tokens) {
+    least = min_of(least, token);
+  }
+  if (least < 0) {
+    return bad("tokens", least, 0, "token ids must not be negative");
+  }
+  for (std::size_t i = 0; i < plan.chunks.size(); ++i) {
+    const Chunk& chunk = plan.chunks[i];
+    const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];
+    const auto s = static_cast<std::size_t>(chunk.first_sample);
+    const std::int32_t produced =
+        chunk.num_samples == 0 ? 0
+        : result.token_begin.empty() ? 1
+                                     : result.token_begin[s + 1] - result.token_begin[s];
+    const bool is_run = outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop;
+    if (is_run && produced != chunk.num_samples) {
+      return bad("token_begin", produced, chunk.num_samples, "a chunk that ran lacks a sample");
+    }
+    if (outcome.kind == OutcomeKind::Partial && (outcome.tokens < 0 || outcome.tokens >= chunk.num_tokens)) {
+      return bad("outcome.tokens", outcome.tokens, chunk.num_tokens - 1, "a partial chunk ran fewer tokens than it has");
+    }
+    if (outcome.kind == OutcomeKind::Stop && (outcome.tokens < 0 || outcome.tokens > chunk.num_samples)) {
+      return bad("outcome.tokens", outcome.tokens, chunk.num_samples, "keeps more tokens than were produced");
+    }
+  }
+  return kOk;
+}
+
+template <class P>
+Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, TimeNs host_now) noexcept {
+  if (num_in_flight_ == 0 || &in_flight_plan(0).plan != &plan) {
+    return {Errc::WrongPlan, "plan", static_cast<std::int64_t>(plan.id.value),
+            num_in_flight_ == 0 ? 0 : static_cast<std::int64_t>(in_flight_plan(0).plan.id.value),
+            "plans are committed in order, oldest first"};
+  }
+  if (const Status s = validate_result(plan, result); !s) {
+    return s;
+  }
+  advance_clock(host_now);
+  const TimeNs now = now_;
+  PlanRecord& record = in_flight_plan(0);
+  StepFeedback feedback;
+  // First what did not run: its readers, in this plan too, must not count as done.
+  bool is_clean = true;
+  if (!result.outcomes.empty()) {
+    for (std::size_t i = 0; i < record.num_chunks; ++i) {
+      const Outcome& outcome = result.outcomes[i];
+      is_clean = is_clean && outcome.kind == OutcomeKind::Ok;
+      if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
+        undo_chunk(record.chunks[i], record.undo[i], outcome.kind == OutcomeKind::Failed, false, now);
+      } else if (outcome.kind == OutcomeKind::Partial) {
+        Chunk rest = record.chunks[i];
+        rest.first_position += outcome.tokens;
+        RowState& r = rows_[static_cast<std::size_t>(rest.row.value)];
+        if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
+          r.committed = rest.first_position;
+        }
+        undo_chunk(rest, record.undo[i], false, false, now);
+      }
+    }
+    if (!is_clean) {
+      reset_readers();
+    }
+  }
+  for (std::size_t i = 0; i < record.num_chunks; ++i) {
+    const Chunk& chunk = record.chunks.data()[i];
+    const Outcome outcome = is_clean ? Outcome{} : result.outcomes[i];
+    if (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop) {
+      std::span<const Token> tokens{};
+      if (chunk.num_samples > 0) {
+        const auto s = static_cast<std::size_t>(chunk.first_sample);
+        const std::size_t at = result.token_begin.empty() ? s : static_cast<std::size_t>(result.token_begin[s]);
+        tokens = result.tokens.subspan(at, 1);
+      }
+      if (outcome.kind == OutcomeKind::Stop) {
+        const bool is_live = rows_[static_cast<std::size_t>(chunk.row.value)].epoch == record.undo[i].epoch;
+        settle_chunk(chunk, record.undo[i], tokens.first(static_cast<std::size_t>(outcome.tokens)), now, feedback);
+        RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+        if (is_live && (r.phase == RowPhase::Prefill || r.phase == RowPhase::Decode)) {
+          ++feedback.num_finished;
+          feedback.finished_output_tokens += r.known - r.prompt_end;
+          finish_row(chunk.row.value, outcome.reason == FinishReason::None ? FinishReason::Host : outcome.reason, now);
+        }
+      } else {
+        settle_chunk(chunk, record.undo[i], tokens, now, feedback);
+      }
+    }
+    drop_in_flight(chunk.row.value);
+  }
+  policies_.pool.settle(plan.id);
+  for (const ExpertMove& move : record.moves) {
+    policies_.balancer.confirm(move.layer);
+  }
+  if (!result.expert_counts.empty()) {
+    policies_.balancer.observe({.num_layers = caps_.num_layers, .num_experts = caps_.num_experts,
+                                .counts = result.expert_counts, .is_prefill = record.plan.num_prefill_chunks > 0});
+  }
+  feedback.now = now;
+  feedback.work = padded_work(plan);
+  feedback.measured = is_clean ? result.measured : DurationNs{};
+  policies_.sizer.observe(feedback);
+  oldest_ = (oldest_ + 1) % config_.max_plans_in_flight;
+  --num_in_flight_;
+  counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
+  return kOk;
+}
+
+/// A chunk that ran: its positions are in KV, its tokens are known.
+template <class P>
+void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo, std::span<const Token> tokens,
+                                    TimeNs now, StepFeedback& feedback) noexcept {
+  RowState& r = rows_.data()[chunk.row.value];
+  if (r.epoch != undo.epoch || r.phase == RowPhase::Draining) {
+    return;  // rolled back, reset or ended meanwhile: the surplus is dropped
+  }
+  r.committed = chunk.first_position + chunk.num_tokens;
+  if (chunk.num_samples > 0) {
+    --r.pending_samples;
+  }
+  if (!tokens.empty()) {
+    append_output(chunk.row.value, tokens[0], now);
+    const FinishReason reason = stop_reason(r, tokens[0]);
+    if (reason != FinishReason::None) {
+      ++feedback.num_finished;
+      feedback.finished_output_tokens += r.known - r.prompt_end;
+      finish_row(chunk.row.value, reason, now);
+    }
+  } else if (chunk.num_samples == 0 && r.committed == r.known && r.known == r.known_limit) {
+    ++feedback.num_finished;  // max_new_tokens = 0: the prompt was all there was to do
+    finish_row(chunk.row.value, FinishReason::Length, now);
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::append_output(std::int32_t row, Token token, TimeNs now) noexcept {
+  RowState& r = rows_.data()[row];
+  if (r.write_room == 0) {
+    RequestRecord& record = desk_[r.slot];
+    const std::int64_t position = r.known + record.token_base;
+    const std::int64_t page_tokens = desk_.tokens().page_tokens();
+    const std::int64_t page = position / page_tokens;
+    if (page >= record.pages) {
+      desk_.tokens().add_pages(r.slot, record.pages, page + 1);
+      record.pages = page + 1;
+    }
+    r.write = desk_.tokens().at(r.slot, position);
+    r.write_room = static_cast<std::int32_t>(page_tokens - position % page_tokens);
+  }
+  *r.write++ = token;
+  --r.write_room;
+  r.last_token = token;
+  if (r.known == r.prompt_end) {
+    r.first_token_ns = now.ns;
+  }
+  r.last_token_ns = now.ns;
+  ++r.known;
+  ++running_outputs_;
+  counters_.output_tokens.add(1);
+  if (!r.is_dirty) {
+    mark_dirty(r.slot);
+  }
+}
+
+template <class P>
+FinishReason SchedulerCore<P>::stop_reason(const RowState& r, Token token) const noexcept {
+  if (r.checks_tokens) {
+    const RequestRecord& record = desk_[r.slot];
+    if (r.known - r.prompt_end >= record.min_new) {
+      for (std::uint8_t i = 0; i < record.num_stop; ++i) {
+        if (record.stop_tokens[i] == token) {
+          return FinishReason::StopToken;
+        }
+      }
+    }
+  }
+  if (r.known < r.known_limit) {
+    return FinishReason::None;
+  }
+  return desk_[r.slot].open_ended ? FinishReason::Capacity : FinishReason::Length;
+}
+
+template <class P>
+void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs now) noexcept {
+  end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished, reason, Errc::Ok, now);
+}
+
+/// A chunk that did not run, or not to its end: the row stands again at the chunk's first position.
+template <class P>
+void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_charged, bool is_fatal,
+                                  TimeNs now) noexcept {
+  const std::int32_t row = chunk.row.value;
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (r.epoch != undo.epoch || r.phase == RowPhase::Draining) {
+    // It is on its way out; what it made visible was never written.
+    policies_.pool.withdraw(Row{row}, chunk.first_position);
+    return;
+  }
+  RequestRecord& record = desk_[r.slot];
+  roll_back(row, chunk.first_position, undo.pending_before, undo.phase_before);
+  r.is_stale = r.in_flight > 1;
+  record.retries += is_charged ? 1 : 0;
+  if (is_fatal || record.retries > config_.max_retries) {
+    end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
+  }
+}
+
+/// Sequences that read blocks which were never written start over; what they wrote on top is as wrong.
+/// Failure path: O(rows) for each generation of readers.
+template <class P>
+void SchedulerCore<P>::reset_readers() noexcept {
+  for (bool found = true; found;) {
+    found = false;
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      RowState& r = rows_[i];
+      const Row row{static_cast<std::int32_t>(i)};
+      if (r.phase == RowPhase::Free || r.is_reset || !policies_.pool.reads_withdrawn(row)) {
+        continue;
+      }
+      found = true;
+      r.is_reset = true;
+      ++r.epoch;
+      policies_.pool.withdraw(row, r.committed);
+      if (r.phase != RowPhase::Draining) {
+        detach_row(row.value, true);
+      }
+    }
+  }
+}
+
+template <class P>
+Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why, TimeNs host_now) noexcept {
+  std::int32_t first = 0;
+  while (first < num_in_flight_ && &in_flight_plan(first).plan != &plan) {
+    ++first;
+  }
+  if (first == num_in_flight_) {
+    return {Errc::WrongPlan, "plan", static_cast<std::int64_t>(plan.id.value), 0, "this plan is not in flight"};
+  }
+  advance_clock(host_now);
+  for (std::int32_t p = num_in_flight_ - 1; p >= first; --p) {  // youngest first: each undoes the one before
+    PlanRecord& record = in_flight_plan(p);
+    for (std::size_t i = record.num_chunks; i > 0; --i) {
+      const Chunk& chunk = record.chunks[i - 1];
+      RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+      const bool is_last_of_row = r.epoch == record.undo[i - 1].epoch;
+      undo_chunk(chunk, record.undo[i - 1], why == AbandonReason::Lost && p == first, why == AbandonReason::Fatal, now_);
+      // Older chunks of the row were planned in the epoch before; they stay valid.
+      if (is_last_of_row && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
+        r.epoch = record.undo[i - 1].epoch;
+        r.is_stale = false;
+      }
+    }
+    for (const ExpertMove& move : record.moves) {
+      policies_.balancer.fail(move.layer);
+    }
+  }
+  reset_readers();
+  for (std::int32_t p = num_in_flight_ - 1; p >= first; --p) {
+    PlanRecord& record = in_flight_plan(p);
+    for (std::size_t i = 0; i < record.num_chunks; ++i) {
+      drop_in_flight(record.chunks[i].row.value);
+    }
+  }
+  num_in_flight_ = first;
+  counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
+  return kOk;
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

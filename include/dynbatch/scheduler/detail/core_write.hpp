@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: writes chunks, block-table deltas and token slots into a plan, and seals it.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+/// Deltas for the row's table entries from `first_block` on.
+template <class P>
+void SchedulerCore<P>::emit_deltas(PlanRecord& record, std::int32_t row, std::int32_t first_block) noexcept {
+  const std::span<const BlockId> table = policies_.pool.table(0, Row{row});
+  for (auto i = static_cast<std::size_t>(first_block); i < table.size(); ++i) {
+    record.deltas.push_back({Row{row}, static_cast<std::int32_t>(i), table[i]});
+  }
+}
+
+/// Table room for `tokens` positions, which the caller has made sure can be had.
+template <class P>
+void SchedulerCore<P>::extend_row(PlanRecord& record, std::int32_t row, std::int32_t tokens) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const std::int64_t before = blocks_for(r.table_tokens);
+  const std::int64_t added = blocks_for(tokens) - before;
+  if (added <= 0) {
+    return;
+  }
+  const bool is_extended = policies_.pool.extend(Row{row}, tokens);
+  DYNBATCH_ASSERT(is_extended, "the pool refused blocks that it had called available");
+  r.table_tokens = static_cast<std::int32_t>(before + added) * block_size_;
+  hold_blocks(r, max_of<std::int64_t>(r.held_blocks - added, 0));
+  emit_deltas(record, row, static_cast<std::int32_t>(before));
+}
+
+/// A decode of one token: the hot path of every step.
+template <class P>
+void SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t row) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const std::size_t t = record.num_tokens++;
+  const std::int32_t position = r.planned;
+  Chunk& chunk = record.chunks.data()[record.num_chunks];
+  chunk.first_position = position;
+  chunk.num_tokens = 1;
+  chunk.first_token = static_cast<std::int32_t>(t);
+  chunk.kind = ChunkKind::Decode;
+  record.tokens.data()[t] = r.pending_samples > 0 ? future_token(Row{row}) : r.last_token;
+  record.positions.data()[t] = position;
+  if (block_size_ > 0) {
+    const std::int32_t index = block_shift_ >= 0 ? position >> block_shift_ : position / block_size_;
+    const std::int64_t block = policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
+    record.token_slots.data()[t] = TokenSlot{block * block_size_ + (position - index * block_size_)};
+  }
+  ++decoding_kv_;
+  ++record.plan.work.decode_rows;
+  record.plan.work.kv_tokens += position + 1;
+  ++record.plan.num_decode_chunks;
+  finish_chunk(record, row, chunk);
+}
+
+/// `num_tokens` known positions of a row inside its prompt (or its recomputation).
+template <class P>
+void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens,
+                                      Budget& budget) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (block_size_ > 0) {
+    extend_row(record, row, r.planned + num_tokens);
+  }
+  const std::size_t t = record.num_tokens;
+  record.num_tokens += static_cast<std::size_t>(num_tokens);
+  const std::int32_t first = r.planned;
+  const std::int32_t last = first + num_tokens;
+  Chunk& chunk = record.chunks.data()[record.num_chunks];
+  chunk.first_position = first;
+  chunk.num_tokens = num_tokens;
+  chunk.first_token = static_cast<std::int32_t>(t);
+  chunk.kind = ChunkKind::Prefill;
+
+  std::int32_t* positions = record.positions.data() + t;
+  for (std::int32_t i = 0; i < num_tokens; ++i) {
+    positions[i] = first + i;
+  }
+  // Tokens, a page at a time. A digest prompt has none: the host knows its content.
+  const RequestRecord& request = desk_[r.slot];
+  Token* tokens = record.tokens.data() + t;
+  std::int32_t position = first;
+  if (request.digest_unit != 0 && position < r.prompt_end) {
+    const std::int32_t end = min_of(last, r.prompt_end);
+    std::memset(tokens, 0, static_cast<std::size_t>(end - position) * sizeof(Token));
+    position = end;
+  }
+  const std::int64_t page_tokens = desk_.tokens().page_tokens();
+  while (position < last) {
+    const std::int64_t storage = position + request.token_base;
+    const auto n = static_cast<std::int32_t>(min_of<std::int64_t>(last - position, page_tokens - storage % page_tokens));
+    std::memcpy(tokens + (position - first), desk_.tokens().at(r.slot, storage), static_cast<std::size_t>(n) * sizeof(Token));
+    position += n;
+  }
+  if (block_size_ > 0) {
+    TokenSlot* slots = record.token_slots.data() + t;
+    const std::span<const BlockId> table = policies_.pool.table(0, Row{row});
+    for (std::int32_t p = first; p < last;) {
+      const std::int32_t index = p / block_size_;
+      const std::int32_t end = min_of(last, (index + 1) * block_size_);
+      std::int64_t slot = static_cast<std::int64_t>(table[static_cast<std::size_t>(index)].value) * block_size_ +
+                          (p - index * block_size_);
+      for (; p < end; ++p) {
+        *slots++ = TokenSlot{slot++};
+      }
+    }
+  }
+  budget.tokens -= num_tokens;
+  budget.prefill_tokens -= num_tokens;
+  ++budget.prefill_chunks;
+  ++record.plan.num_prefill_chunks;
+  record.plan.work.prefill_tokens += num_tokens;
+  record.plan.work.attention_pairs =
+      saturating_add(record.plan.work.attention_pairs, chunk_attention_pairs(first, num_tokens));
+  counters_.recomputed_tokens.add(static_cast<std::uint64_t>(max_of(min_of(last, r.recompute_end) - first, 0)));
+  finish_chunk(record, row, chunk);
+}
+
+/// The part that all chunks share: identity, samples, the row's new state, and the blocks that become
+/// visible to others.
+template <class P>
+void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const std::size_t c = record.num_chunks++;
+  const RequestRecord& request = desk_[r.slot];
+  const std::int32_t end = chunk.first_position + chunk.num_tokens;
+  chunk.sequence = request.sequence;
+  chunk.request = request.id;
+  chunk.user_data = request.user_data;
+  chunk.context_length = end;
+  chunk.row = Row{row};
+  chunk.first_sample = record.num_samples;
+  record.undo.data()[c] = {r.epoch, r.pending_samples, r.phase};
+  record.query_start.data()[c] = chunk.first_token;
+  record.rows.data()[c] = row;
+  record.context_lengths.data()[c] = end;
+
+  r.planned = end;
+  ++r.in_flight;
+  r.last_plan = record.plan.id.value;
+  const std::int32_t reachable = r.known + r.pending_samples;
+  if (end == reachable && reachable < r.known_limit) {
+    chunk.num_samples = 1;
+    chunk.logits_from = end - 1;
+    ++record.num_samples;
+    ++r.pending_samples;
+  } else {
+    chunk.num_samples = 0;
+    chunk.logits_from = end;
+  }
+  if (chunk.kind == ChunkKind::Prefill && end == reachable) {
+    set_phase(row, RowPhase::Decode);
+  }
+  if (end >= r.next_publish) {
+    policies_.pool.publish(Row{row}, content(r.slot, r.known), min_of(end, r.known), record.plan.id);
+    r.next_publish = (end / block_size_ + 1) * block_size_;
+  }
+}
+
+/// Closes the gaps that preempted rows left in the plan under construction.
+template <class P>
+void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
+  std::size_t chunks = 0;
+  std::size_t tokens = 0;
+  record.num_samples = 0;
+  StepPlan& plan = record.plan;
+  plan.work = {};
+  plan.num_prefill_chunks = 0;
+  plan.num_decode_chunks = 0;
+  for (std::size_t i = 0; i < record.num_chunks; ++i) {
+    Chunk chunk = record.chunks[i];
+    if (chunk.num_tokens == 0) {
+      continue;
+    }
+    const auto from = static_cast<std::size_t>(chunk.first_token);
+    const auto n = static_cast<std::size_t>(chunk.num_tokens);
+    std::memmove(record.tokens.data() + tokens, record.tokens.data() + from, n * sizeof(Token));
+    std::memmove(record.positions.data() + tokens, record.positions.data() + from, n * sizeof(std::int32_t));
+    std::memmove(record.token_slots.data() + tokens, record.token_slots.data() + from, n * sizeof(TokenSlot));
+    chunk.first_token = static_cast<std::int32_t>(tokens);
+    chunk.first_sample = record.num_samples;
+    record.num_samples += chunk.num_samples;
+    record.undo[chunks] = record.undo[i];
+    record.query_start[chunks] = chunk.first_token;
+    record.rows[chunks] = record.rows[i];
+    record.context_lengths[chunks] = record.context_lengths[i];
+    record.chunks[chunks++] = chunk;
+    tokens += n;
+    if (chunk.kind == ChunkKind::Prefill) {
+      ++plan.num_prefill_chunks;
+      plan.work.prefill_tokens += chunk.num_tokens;
+      plan.work.attention_pairs = saturating_add(plan.work.attention_pairs,
+                                                 chunk_attention_pairs(chunk.first_position, chunk.num_tokens));
+    } else {
+      ++plan.num_decode_chunks;
+      ++plan.work.decode_rows;
+      plan.work.kv_tokens += chunk.context_length;
+    }
+  }
+  record.num_chunks = chunks;
+  record.num_tokens = tokens;
+  std::size_t kept = 0;
+  for (const BlockDelta& delta : record.deltas) {
+    const RowPhase phase = rows_[static_cast<std::size_t>(delta.row.value)].phase;
+    if (phase == RowPhase::Prefill || phase == RowPhase::Decode) {
+      record.deltas[kept++] = delta;
+    }
+  }
+  record.deltas.resize(kept);
+}
+
+/// Splits, pads and publishes the plan's spans.
+template <class P>
+void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition, TimeNs now) noexcept {
+  StepPlan& plan = record.plan;
+  const auto num_chunks = static_cast<std::int32_t>(record.num_chunks);
+  const auto num_tokens = static_cast<std::int32_t>(record.num_tokens);
+  record.query_start[record.num_chunks] = num_tokens;
+  plan.planned_at = now;
+  plan.num_samples = record.num_samples;
+  plan.chunks = {record.chunks.data(), record.num_chunks};
+  plan.tokens = {record.tokens.data(), record.num_tokens};
+  plan.positions = {record.positions.data(), record.num_tokens};
+  plan.query_start = {record.query_start.data(), record.num_chunks + 1};
+  plan.rows = {record.rows.data(), record.num_chunks};
+  plan.context_lengths = {record.context_lengths.data(), record.num_chunks};
+
+  SplitDecision split = policies_.splitter.split(
+      {.chunks = plan.chunks, .num_tokens = num_tokens, .cost = policies_.sizer.cost()});
+  split.count = clamp_to<std::int32_t>(split.count, 0, static_cast<std::int32_t>(kMaxMicroBatches) - 1);
+  MicroBatch part{0, 0, 0, 0};
+  for (std::int32_t i = 0; i < split.count; ++i) {
+    const Cut cut = split.cuts[i];
+    if (cut.chunk < 0 || cut.chunk >= num_chunks || cut.token < 0 ||
+        cut.token >= plan.chunks[static_cast<std::size_t>(cut.chunk)].num_tokens) {
+      continue;  // a cut outside the step cuts nothing
+    }
+    const std::int32_t token = plan.chunks[static_cast<std::size_t>(cut.chunk)].first_token + cut.token;
+    if (token <= part.first_token) {
+      continue;
+    }
+    part.last_chunk = cut.token > 0 ? cut.chunk + 1 : cut.chunk;
+    part.last_token = token;
+    record.micro_batches.push_back(part);
+    part.first_chunk = cut.chunk;
+    part.first_token = token;
+  }
+  part.last_chunk = num_chunks;
+  part.last_token = num_tokens;
+  record.micro_batches.push_back(part);
+  plan.micro_batches = record.micro_batches.span();
+
+  if (block_size_ > 0) {
+    record.group.spec = group_;
+    record.group.token_slots = {record.token_slots.data(), record.num_tokens};
+    record.group.deltas = record.deltas.span();
+    plan.groups = {&record.group, 1};
+  }
+  if (composition.pad_to_batch) {
+    plan.padded = {.tokens = num_tokens, .rows = batch_rows_, .context_per_row = batch_context_};
+  }
+  record.moves.resize(PlanRecord::kMaxMovesPerPlan);
+  const std::int32_t due = policies_.balancer.due_moves(record.moves.span());
+  record.moves.resize(static_cast<std::size_t>(
+      clamp_to<std::int32_t>(due, 0, static_cast<std::int32_t>(PlanRecord::kMaxMovesPerPlan))));
+  plan.expert_moves = record.moves.span();
+  plan.placement_version = policies_.balancer.placement();
+  counters_.prefill_tokens.add(static_cast<std::uint64_t>(plan.work.prefill_tokens));
+  counters_.decode_tokens.add(static_cast<std::uint64_t>(plan.work.decode_rows));
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

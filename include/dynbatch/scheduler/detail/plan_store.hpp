@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// Preallocated buffers of the plans in flight.
+#include <dynbatch/base/buffer.hpp>
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/concepts/micro_batch_splitter.hpp>
+#include <dynbatch/model/step_plan.hpp>
+#include <dynbatch/scheduler/detail/records.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+/// What settling a chunk needs beyond the chunk itself.
+struct ChunkUndo {
+  std::uint32_t epoch = 0;            ///< Of its row when planned.
+  std::int32_t pending_before = 0;    ///< RowState::pending_samples before the chunk.
+  RowPhase phase_before = RowPhase::Prefill;
+};
+
+/// One plan and the memory its spans point to.
+struct PlanRecord {
+  StepPlan plan{};
+  std::size_t num_chunks = 0;
+  std::size_t num_tokens = 0;
+  std::int32_t num_samples = 0;
+  Buffer<Chunk> chunks;                  // [max_sequences]
+  Buffer<ChunkUndo> undo;                // [max_sequences]
+  Buffer<Token> tokens;                  // [max_tokens]
+  Buffer<std::int32_t> positions;        // [max_tokens]
+  Buffer<TokenSlot> token_slots;         // [max_tokens]
+  Buffer<std::int32_t> query_start;      // [max_sequences + 1]
+  Buffer<std::int32_t> rows;             // [max_sequences]
+  Buffer<std::int32_t> context_lengths;  // [max_sequences]
+  FixedVector<MicroBatch> micro_batches;
+  FixedVector<BlockDelta> deltas;
+  FixedVector<ExpertMove> moves;
+  GroupPlan group{};
+
+  Status allocate(std::int32_t max_rows, std::int64_t max_tokens, std::int64_t max_deltas) noexcept {
+    const auto r = static_cast<std::size_t>(max_rows);
+    const auto t = static_cast<std::size_t>(max_tokens);
+    for (const Status& s : {
+             chunks.allocate(r, "max_sequences"),
+             undo.allocate(r, "max_sequences"),
+             tokens.allocate(t, "max_tokens"),
+             positions.allocate(t, "max_tokens"),
+             token_slots.allocate(t, "max_tokens"),
+             query_start.allocate(r + 1, "max_sequences"),
+             rows.allocate(r, "max_sequences"),
+             context_lengths.allocate(r, "max_sequences"),
+             micro_batches.allocate(kMaxMicroBatches, "micro_batches"),
+             deltas.allocate(static_cast<std::size_t>(max_deltas), "max_context_tokens"),
+             moves.allocate(kMaxMovesPerPlan, "expert_moves"),
+         }) {
+      if (!s) {
+        return s;
+      }
+    }
+    return kOk;
+  }
+
+  void clear() noexcept {
+    plan = StepPlan{};
+    group = GroupPlan{};
+    num_chunks = 0;
+    num_tokens = 0;
+    num_samples = 0;
+    micro_batches.clear();
+    deltas.clear();
+    moves.clear();
+  }
+
+  /// Most expert moves that fall due with one step.
+  static constexpr std::size_t kMaxMovesPerPlan = 256;
+};
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI

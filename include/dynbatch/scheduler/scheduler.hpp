@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// The Scheduler: decides, step by step, which tokens of which requests run together.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/concepts/admission.hpp>
+#include <dynbatch/concepts/batch_sizer.hpp>
+#include <dynbatch/concepts/expert_balancer.hpp>
+#include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/concepts/micro_batch_splitter.hpp>
+#include <dynbatch/model/capabilities.hpp>
+#include <dynbatch/model/event.hpp>
+#include <dynbatch/model/request.hpp>
+#include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_plan.hpp>
+#include <dynbatch/model/step_result.hpp>
+#include <dynbatch/scheduler/config.hpp>
+#include <dynbatch/scheduler/detail/core.hpp>
+#include <dynbatch/scheduler/detail/core_admit.hpp>
+#include <dynbatch/scheduler/detail/core_compose.hpp>
+#include <dynbatch/scheduler/detail/core_intake.hpp>
+#include <dynbatch/scheduler/detail/core_report.hpp>
+#include <dynbatch/scheduler/detail/core_rows.hpp>
+#include <dynbatch/scheduler/detail/core_settle.hpp>
+#include <dynbatch/scheduler/detail/core_write.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <utility>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// Drives one engine. submit(), cancel(), close(), pause(), resume() and stats() may be called from any
+/// thread and never block; everything else belongs to the one driving thread. After make() nothing here
+/// allocates, locks or calls the system, and nothing throws.
+///
+/// Cost: plan() + commit() take O(scheduled tokens + changed blocks + tokens matched by requests admitted
+/// in the step) plus O(log n) per queue operation, whatever the pool, the contexts and the queue hold.
+template <class Sizer, class Splitter, class Balancer, class Pool, class Admission = FcfsAdmission>
+class Scheduler {
+  static_assert(check_batch_sizer<Sizer>());
+  static_assert(check_micro_batch_splitter<Splitter>());
+  static_assert(check_expert_balancer<Balancer>());
+  static_assert(check_kv_cache_pool<Pool>());
+  static_assert(check_admission<Admission>());
+
+ public:
+  using Config = SchedulerConfig;
+
+  /// Allocates everything and checks that the executor can honour the configuration; the Status names
+  /// the field that does not fit.
+  static Expected<Scheduler> make(const Config& config, const Capabilities& capabilities, Sizer sizer,
+                                  Splitter splitter, Balancer balancer, Pool pool, Admission admission) noexcept {
+    std::unique_ptr<Core> core(new (std::nothrow) Core(
+        config, capabilities,
+        Policies{std::move(sizer), std::move(splitter), std::move(balancer), std::move(pool), std::move(admission)}));
+    if (core == nullptr) {
+      return Status{Errc::OutOfMemory, "scheduler", 0, 0, "allocation failed"};
+    }
+    if (const Status s = core->initialise(); !s) {
+      return s;
+    }
+    return Scheduler(std::move(core));
+  }
+
+  /// As make(), but raises what make() would return.
+  Scheduler(const Config& config, const Capabilities& capabilities, Sizer sizer, Splitter splitter,
+            Balancer balancer, Pool pool, Admission admission)
+      : Scheduler(make(config, capabilities, std::move(sizer), std::move(splitter), std::move(balancer),
+                       std::move(pool), std::move(admission))
+                      .value()) {}
+
+  Scheduler(Scheduler&&) noexcept = default;
+  Scheduler& operator=(Scheduler&&) noexcept = default;
+
+  // --- any thread ---
+
+  /// Hands a request over; everything is copied. The answer is final for this call: an accepted request
+  /// gets exactly one terminal event, a refused one none. O(prompt).
+  Status submit(const Request& request) noexcept { return core_->desk().submit(request); }
+
+  /// Asks for a request to end; its terminal event is Cancelled unless it ends otherwise first.
+  /// NotFound if no live request has the id; cancelling twice does nothing more.
+  Status cancel(RequestId id) noexcept { return core_->desk().cancel(id); }
+
+  /// No more submissions; what is live goes on to its end.
+  void close() noexcept { core_->desk().close(); }
+
+  void pause(PauseMode mode) noexcept { core_->set_pause(mode == PauseMode::New ? 1 : 2); }
+  void resume() noexcept { core_->set_pause(0); }
+
+  /// Counters; each is exact, together they agree when submitters and the driving thread rest.
+  [[nodiscard]] SchedulerStats stats() const noexcept { return core_->stats(); }
+
+  // --- driving thread ---
+
+  /// Takes in submissions, cancellations and deadlines, then composes the next step. nullptr = nothing to
+  /// execute now; status() says why. The plan is valid until it is committed or abandoned.
+  const StepPlan* plan(TimeNs now) noexcept { return core_->plan(now); }
+
+  /// Why the last plan() answered as it did.
+  [[nodiscard]] PlanStatus status() const noexcept { return core_->status(); }
+
+  /// Settles the oldest plan in flight. WrongPlan or BadResult leave everything as it was.
+  Status commit(const StepPlan& plan, const StepResult& result, TimeNs now) noexcept {
+    return core_->commit(plan, result, now);
+  }
+
+  /// Settles this plan and all younger ones as never committed.
+  Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept {
+    return core_->abandon(plan, why, now);
+  }
+
+  /// Writes up to out.size() events and returns how many; call until it returns less. Token spans are
+  /// valid until the next poll().
+  std::size_t poll(std::span<Event> out) noexcept { return core_->poll(out); }
+
+  /// Forgets all cached prefixes; false (and nothing changes) while a request holds blocks.
+  bool clear_cache() noexcept { return core_->policies().pool.clear(); }
+
+  /// Allocates a result buffer that fits every plan of this scheduler.
+  Status make_result(StepResultBuffer& buffer) const noexcept { return core_->make_result(buffer); }
+
+  [[nodiscard]] PoolStats pool_stats() const noexcept { return core_->policies().pool.stats(); }
+  [[nodiscard]] const Capabilities& capabilities() const noexcept { return core_->capabilities(); }
+
+  /// Compares all books with each other. O(everything): for tests and debugging.
+  [[nodiscard]] Status check() const noexcept { return core_->check(); }
+
+  [[nodiscard]] Sizer& sizer() noexcept { return core_->policies().sizer; }
+  [[nodiscard]] Splitter& splitter() noexcept { return core_->policies().splitter; }
+  [[nodiscard]] Balancer& balancer() noexcept { return core_->policies().balancer; }
+  [[nodiscard]] Pool& pool() noexcept { return core_->policies().pool; }
+  [[nodiscard]] Admission& admission() noexcept { return core_->policies().admission; }
+
+ private:
+  using Policies = detail::PolicySet<Sizer, Splitter, Balancer, Pool, Admission>;
+  using Core = detail::SchedulerCore<Policies>;
+
+  explicit Scheduler(std::unique_ptr<Core> core) noexcept : core_(std::move(core)) {}
+
+  std::unique_ptr<Core> core_;
+};
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
