@@ -127,7 +127,8 @@ class StepTimeFit {
       return;
     }
     if (r < kKnown) {
-      const double bound = 4.0 * scale_ + 0.02 * y + 0.05;
+      const double predicted = y - error;
+      const double bound = 4.0 * scale_ + 0.02 * (predicted > 0.0 ? predicted : 0.0) + 0.05;
       const double size = error < 0.0 ? -error : error;
       if (size > bound) {
         num_outliers_ = (error < 0.0) == (last_outlier_ < 0.0) ? num_outliers_ + 1 : 1;

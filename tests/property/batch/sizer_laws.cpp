@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every shipped sizer obeys the laws, directly and through the Any model.
+#include <dynbatch/batch/dynamic_sizer.hpp>
+#include <dynbatch/batch/static_sizer.hpp>
+#include <dynbatch/batch/token_budget_sizer.hpp>
+#include <dynbatch/batch/unbounded_sizer.hpp>
+#include <dynbatch/laws/batch_sizer.hpp>
+
+#include <catch2/catch.hpp>
+#include <cstdint>
+#include <string>
+
+using namespace dynbatch;
+
+namespace {
+
+std::string text_of(const Status& status) {
+  char out[256];
+  format_status(status, out, sizeof(out));
+  return out;
+}
+
+constexpr int kSeeds = 12;
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("shipped sizers obey the laws", "[batch]", StaticSizer, TokenBudgetSizer,
+                   UnboundedSizer, DynamicSizer) {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, kSeeds)));
+  INFO("seed " << seed);
+  {
+    TestType sizer;
+    const Status status = check_batch_sizer_laws(sizer, seed);
+    INFO(text_of(status));
+    CHECK(status.is_ok());
+  }
+  {
+    TestType sizer;
+    AnyBatchSizer any(sizer);
+    const Status status = check_batch_sizer_laws(any, seed);
+    INFO(text_of(status));
+    CHECK(status.is_ok());
+  }
+  {
+    TestType first;
+    TestType second;
+    AnyBatchSizer any(second);
+    AnyBatchSizer other(first);
+    const Status status = check_batch_sizer_determinism(other, any, seed);
+    INFO(text_of(status));
+    CHECK(status.is_ok());
+  }
+}
+
+TEST_CASE("a dynamic sizer obeys the laws in every configuration", "[batch]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(100, 100 + kSeeds)));
+  INFO("seed " << seed);
+  SplitMix64 random(seed);
+  DynamicSizer::Config config;
+  config.alpha = 0.001 + 0.999 * random.uniform();
+  config.max_prefill_sequences = static_cast<std::int32_t>(random.between(0, 300));
+  config.max_decode_sequences = static_cast<std::int32_t>(random.between(0, 300));
+  config.min_prefill_tokens = random.between(1, 512);
+  config.max_prefill_tokens = config.min_prefill_tokens + random.between(0, 20'000);
+  config.unknown_prefill_tokens = random.between(1, 30'000);
+  config.recovery_tokens = static_cast<std::int32_t>(random.between(0, 64));
+  config.recompute_ns = random.between(0, 200'000'000);
+  config.fit.publish_ns = random.between(0, 200'000'000);
+  config.fit.min_samples = static_cast<std::int32_t>(random.between(1, 20));
+  REQUIRE(config.validate());
+  DynamicSizer sizer(config);
+  const Status status = check_batch_sizer_laws(sizer, seed);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+}
+
+TEST_CASE("the laws find a sizer that breaks them", "[batch]") {
+  // Law 2: answers above its own ceiling.
+  struct AboveCeiling : UnboundedSizer {
+    BatchLimits ceiling() const noexcept { return {1, 1, 1, 1, {}}; }
+  };
+  // Law 3: always a little later.
+  struct NeverNow : UnboundedSizer {
+    BatchLimits limits(const SizerInput& in) noexcept {
+      BatchLimits out = UnboundedSizer::limits(in);
+      out.not_before = in.now + milliseconds(1);
+      return out;
+    }
+  };
+  // Law 1: no token for anybody.
+  struct Stalled : UnboundedSizer {
+    BatchLimits limits(const SizerInput& in) noexcept {
+      BatchLimits out = UnboundedSizer::limits(in);
+      out.max_prefill_tokens = 0;
+      return out;
+    }
+  };
+  AboveCeiling above;
+  CHECK(std::string(check_batch_sizer_laws(above, 1).field) == "law 2");
+  NeverNow never;
+  CHECK(std::string(check_batch_sizer_laws(never, 1).field) == "law 3");
+  Stalled stalled;
+  CHECK(std::string(check_batch_sizer_laws(stalled, 1).field) == "law 1");
+  // Law 6: unequal configurations are unequal models.
+  StaticSizer small({.batch = 1});
+  StaticSizer large({.batch = 9});
+  CHECK(std::string(check_batch_sizer_determinism(small, large, 1).field) == "law 6");
+}

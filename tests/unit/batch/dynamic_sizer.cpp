@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/batch/dynamic_sizer.hpp>
+
+#include <catch2/catch.hpp>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+using namespace dynbatch;
+
+namespace {
+
+using Config = DynamicSizer::Config;
+
+// An idle engine of 64 rows with a pool that bounds nothing.
+SizerInput idle_engine(TimeNs now = {}) {
+  SizerInput in;
+  in.now = now;
+  in.max_tokens = 16'384;
+  in.max_sequences = 64;
+  in.pool.total_blocks = 100'000;
+  in.pool.free_blocks = 100'000;
+  in.pool.block_size = 16;
+  return in;
+}
+
+// `n` sequences decode with 1000 tokens of context each; their next token is due in `slack`.
+SizerInput decoding_engine(TimeNs now, std::int32_t n, DurationNs slack, DurationNs tpot) {
+  SizerInput in = idle_engine(now);
+  in.num_decoding = n;
+  in.decoding_kv_tokens = n * std::int64_t{1000};
+  in.next_token_due = now + slack;
+  in.least_tpot = tpot;
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100'000;
+  return in;
+}
+
+// Teaches an engine of 10 ms a step, 0.1 ms a row and 0.04 ms a prompt token; KV costs nothing.
+TimeNs teach(DynamicSizer& sizer, TimeNs now = {}) {
+  for (int i = 0; i < 60; ++i) {
+    StepFeedback fb;
+    fb.work.prefill_tokens = i % 3 == 0 ? 100 * (i % 7 + 1) : 0;
+    fb.work.decode_rows = i % 11;
+    fb.work.kv_tokens = (i % 5) * 10'000;
+    fb.measured = {10'000'000 + 100'000 * fb.work.decode_rows + 40'000 * fb.work.prefill_tokens};
+    now = now + fb.measured;
+    fb.now = now;
+    sizer.observe(fb);
+  }
+  return now;
+}
+
+}  // namespace
+
+TEST_CASE("with no sample all requests of a burst run", "[batch]") {
+  DynamicSizer sizer;
+  SizerInput in = idle_engine();
+  in.num_waiting = 5;
+  in.waiting_prompt_tokens = 500;
+  const BatchLimits limits = sizer.limits(in);
+  CHECK(limits.max_prefill_sequences >= 5);
+  CHECK(limits.max_decode_sequences >= 5);
+  CHECK(limits.max_prefill_tokens >= 500);
+  CHECK(limits.not_before <= in.now);
+}
+
+TEST_CASE("a fit with a falling line proposes sizes in range", "[batch]") {
+  Config config;
+  config.fit.min_samples = 1;
+  DynamicSizer sizer(config);
+  sizer.observe({.now = {30'000'000}, .work = {0, 1, 0, 0}, .measured = milliseconds(30)});
+  sizer.observe({.now = {130'000'000}, .work = {0, 8, 0, 0}, .measured = milliseconds(20)});
+  for (const std::int64_t n : {0, 1, 8, 64, 1000}) {
+    CHECK(sizer.cost().predict({0, n, 0, 0}).ns >= 0);
+  }
+  const BatchLimits limits =
+      sizer.limits(decoding_engine({130'000'000}, 4, milliseconds(25), milliseconds(25)));
+  CHECK(limits.max_decode_sequences >= 1);
+  CHECK(limits.max_decode_sequences <= 64);
+}
+
+TEST_CASE("absurd measurements leave the proposal unchanged", "[batch]") {
+  DynamicSizer sizer;
+  const TimeNs now = teach(sizer);
+  const SizerInput in = decoding_engine(now, 8, milliseconds(25), milliseconds(25));
+  const BatchLimits before = sizer.limits(in);
+  const StepCost cost = sizer.cost();
+  for (const std::int64_t measured :
+       {std::int64_t{0}, std::int64_t{-5}, std::numeric_limits<std::int64_t>::min(),
+        std::numeric_limits<std::int64_t>::max(), std::int64_t{1'000'000'000'000'000'000}}) {
+    sizer.observe({.now = now, .work = {100, 8, 8000, 0}, .measured = {measured}});
+  }
+  CHECK(sizer.cost() == cost);
+  SizerInput later = in;
+  later.now = now + milliseconds(200);
+  later.next_token_due = later.now + milliseconds(25);
+  CHECK(sizer.limits(in) == before);
+  const BatchLimits after = sizer.limits(later);
+  CHECK(after.max_decode_sequences == before.max_decode_sequences);
+  CHECK(after.max_prefill_tokens == before.max_prefill_tokens);
+}
+
+TEST_CASE("a slow first step is forgotten within fifty", "[batch]") {
+  Config config;
+  config.recovery_tokens = 0;
+  DynamicSizer sizer(config);
+  TimeNs now{2'000'000'000};
+  sizer.observe({.now = now, .work = {0, 8, 8000, 0}, .measured = seconds(2)});
+  int recovered_after = -1;
+  for (int i = 1; i <= 50; ++i) {
+    now = now + milliseconds(10);
+    sizer.observe({.now = now, .work = {0, 8, 8000, 0}, .measured = milliseconds(10)});
+    const BatchLimits limits =
+        sizer.limits(decoding_engine(now, 8, milliseconds(25), milliseconds(25)));
+    if (recovered_after < 0 && limits.max_decode_sequences >= 8) {
+      recovered_after = i;
+    }
+  }
+  INFO("recovered after " << recovered_after);
+  CHECK(recovered_after > 0);
+  CHECK(sizer.limits(decoding_engine(now, 8, milliseconds(25), milliseconds(25)))
+            .max_decode_sequences >= 8);
+}
+
+TEST_CASE("the latency term is the largest batch that fits the slack", "[batch]") {
+  Config config;
+  config.recovery_tokens = 0;
+  DynamicSizer sizer(config);
+  const TimeNs now = teach(sizer);
+  // 10 ms + 0.1 ms a row <= 13 ms: 30 rows.
+  const BatchLimits limits =
+      sizer.limits(decoding_engine(now, 8, milliseconds(13), milliseconds(50)));
+  CHECK(limits.max_decode_sequences >= 29);
+  CHECK(limits.max_decode_sequences <= 31);
+}
+
+TEST_CASE("prompt tokens of a step fill the slack", "[batch]") {
+  Config config;
+  config.recovery_tokens = 0;
+  config.min_prefill_tokens = 10;
+  DynamicSizer sizer(config);
+  const TimeNs now = teach(sizer);
+  // 50 ms - 10 ms - 8 x 0.1 ms = 39.2 ms at 0.04 ms a token: 980 tokens.
+  const BatchLimits limits =
+      sizer.limits(decoding_engine(now, 8, milliseconds(50), milliseconds(50)));
+  CHECK(static_cast<double>(limits.max_prefill_tokens) == Approx(980).epsilon(0.02));
+
+  // The token bound follows the slack at each call, not only every 100 ms.
+  const BatchLimits tighter =
+      sizer.limits(decoding_engine(now + milliseconds(1), 8, milliseconds(30), milliseconds(50)));
+  CHECK(static_cast<double>(tighter.max_prefill_tokens) == Approx(480).epsilon(0.02));
+}
+
+TEST_CASE("a step may run late by what later decodes make good", "[batch]") {
+  Config config;
+  config.recovery_tokens = 2;
+  config.min_prefill_tokens = 10;
+  DynamicSizer sizer(config);
+  const TimeNs now = teach(sizer);
+  // Two decode steps of 10.8 ms under a limit of 50 ms make good 78.4 ms: 1960 tokens more.
+  const BatchLimits limits =
+      sizer.limits(decoding_engine(now, 8, milliseconds(50), milliseconds(50)));
+  CHECK(static_cast<double>(limits.max_prefill_tokens) == Approx(980 + 1960).epsilon(0.02));
+}
+
+TEST_CASE("a service level that cannot be met is served at the minimum", "[batch]") {
+  DynamicSizer sizer;
+  const TimeNs now = teach(sizer);
+  const BatchLimits limits =
+      sizer.limits(decoding_engine(now, 8, DurationNs{-1'000'000'000}, microseconds(1)));
+  CHECK(limits.max_decode_sequences == 1);
+  CHECK(limits.max_prefill_sequences == 1);
+  CHECK(limits.max_prefill_tokens == Config{}.min_prefill_tokens);
+  CHECK(limits.not_before <= now);
+}
+
+TEST_CASE("without a service level a step takes the largest prefill", "[batch]") {
+  DynamicSizer sizer;
+  const TimeNs now = teach(sizer);
+  SizerInput in = decoding_engine(now, 8, milliseconds(5), milliseconds(50));
+  in.next_token_due = kNever;
+  in.least_tpot = kUnbounded;
+  CHECK(sizer.limits(in).max_prefill_tokens == Config{}.max_prefill_tokens);
+  CHECK(sizer.limits(in).max_decode_sequences == 64);
+  in.max_tokens = 1000;
+  CHECK(sizer.limits(in).max_prefill_tokens == 1000);
+}
+
+TEST_CASE("before anything is learned a service level bounds the prefill", "[batch]") {
+  DynamicSizer sizer;
+  const BatchLimits limits =
+      sizer.limits(decoding_engine({}, 8, milliseconds(50), milliseconds(50)));
+  CHECK(limits.max_prefill_tokens == Config{}.unknown_prefill_tokens);
+  CHECK(limits.max_decode_sequences == 64);
+}
+
+TEST_CASE("the queue term is alpha times what can run, rounded up", "[batch]") {
+  Config config;
+  config.alpha = 0.25;
+  DynamicSizer sizer(config);
+  SizerInput in = idle_engine();
+  const auto decode_limit = [&](std::int64_t waiting) {
+    in.num_waiting = waiting;
+    return sizer.limits(in).max_decode_sequences;
+  };
+  CHECK(decode_limit(0) == 1);
+  CHECK(decode_limit(1) == 1);
+  CHECK(decode_limit(4) == 1);
+  CHECK(decode_limit(5) == 2);
+  CHECK(decode_limit(100) == 25);
+  CHECK(decode_limit(1'000'000) == 64);
+  in.num_decoding = 8;
+  in.num_prefilling = 4;
+  in.num_waiting = 4;
+  CHECK(sizer.limits(in).max_decode_sequences == 4);
+  CHECK(sizer.limits(in).max_prefill_sequences == 2);
+}
+
+TEST_CASE("a burst inside the recompute interval is not held back", "[batch]") {
+  DynamicSizer sizer;
+  SizerInput in = idle_engine();
+  (void)sizer.limits(in);
+  in.now = {1'000'000};
+  in.num_waiting = 50;
+  in.waiting_prompt_tokens = 5000;
+  CHECK(sizer.limits(in).max_decode_sequences == 50);
+}
+
+TEST_CASE("memory holds requests of the mean finished length", "[batch]") {
+  DynamicSizer sizer;
+  for (int i = 0; i < 10; ++i) {
+    sizer.observe({.now = {i}, .num_finished = 2, .finished_output_tokens = 2 * 160});
+  }
+  SizerInput in = idle_engine();
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100 * 320;
+  in.pool.total_blocks = 300;
+  in.pool.free_blocks = 300;
+  // (320 + 160) / 16 = 30 blocks a request.
+  CHECK(sizer.limits(in).max_decode_sequences == 10);
+}
+
+TEST_CASE("before the first finish a request counts its prompt and one block", "[batch]") {
+  DynamicSizer sizer;
+  SizerInput in = idle_engine();
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100 * 304;
+  in.pool.total_blocks = 300;
+  in.pool.free_blocks = 300;
+  // 304 / 16 + 1 = 20 blocks a request, whatever max_new_tokens says.
+  CHECK(sizer.limits(in).max_decode_sequences == 15);
+}
+
+TEST_CASE("blocks that running sequences share and will grow by count once", "[batch]") {
+  DynamicSizer sizer;
+  sizer.observe({.now = {}, .num_finished = 1, .finished_output_tokens = 160});
+  SizerInput in = idle_engine();
+  in.num_decoding = 10;
+  in.running_output_tokens = 10 * 80;
+  in.decoding_kv_tokens = 10 * 400;
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100 * 320;
+  in.pool.total_blocks = 300;
+  in.pool.referenced_blocks = 100;  // 250 tables' worth, shared
+  in.pool.free_blocks = 200;
+  // 300 - 100 - 10 x 5 blocks of growth = 150 blocks: 5 requests of 30.
+  CHECK(sizer.limits(in).max_decode_sequences == 15);
+}
+
+TEST_CASE("a full pool bounds admission at what runs, never below one", "[batch]") {
+  DynamicSizer sizer;
+  SizerInput in = idle_engine();
+  in.num_decoding = 7;
+  in.running_output_tokens = 70;
+  in.decoding_kv_tokens = 7000;
+  in.num_waiting = 10;
+  in.waiting_prompt_tokens = 1000;
+  in.pool.total_blocks = 100;
+  in.pool.referenced_blocks = 100;
+  in.pool.free_blocks = 0;
+  CHECK(sizer.limits(in).max_decode_sequences == 7);
+}
+
+TEST_CASE("memory and latency are recomputed at the interval, not before", "[batch]") {
+  DynamicSizer sizer;
+  SizerInput in = idle_engine();
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100 * 304;
+  in.pool.total_blocks = 300;
+  CHECK(sizer.limits(in).max_decode_sequences == 15);
+  in.pool.total_blocks = 600;
+  in.now = {99'999'999};
+  CHECK(sizer.limits(in).max_decode_sequences == 15);
+  in.now = {100'000'000};
+  CHECK(sizer.limits(in).max_decode_sequences == 30);
+}
+
+TEST_CASE("caps bound what is proposed and what can ever be", "[batch]") {
+  Config config;
+  config.max_prefill_sequences = 4;
+  config.max_decode_sequences = 32;
+  DynamicSizer sizer(config);
+  SizerInput in = idle_engine();
+  in.num_waiting = 1000;
+  CHECK(sizer.limits(in).max_prefill_sequences == 4);
+  CHECK(sizer.limits(in).max_decode_sequences == 32);
+  CHECK(sizer.ceiling().max_prefill_sequences == 4);
+  CHECK(sizer.ceiling().max_decode_sequences == 32);
+}
+
+TEST_CASE("a dynamic sizer refuses a bad config by the name of the field", "[batch]") {
+  const auto field_of = [](const Config& config) {
+    CHECK_THROWS_AS(DynamicSizer(config), Error);
+    return std::string(config.validate().field);
+  };
+  CHECK(field_of({.alpha = 0.0}) == "alpha");
+  CHECK(field_of({.alpha = 1.5}) == "alpha");
+  CHECK(field_of({.alpha = std::numeric_limits<double>::quiet_NaN()}) == "alpha");
+  CHECK(field_of({.max_prefill_sequences = -1}) == "max_prefill_sequences");
+  CHECK(field_of({.max_decode_sequences = -1}) == "max_decode_sequences");
+  CHECK(field_of({.max_prefill_tokens = 100, .min_prefill_tokens = 200}) == "max_prefill_tokens");
+  CHECK(field_of({.min_prefill_tokens = 0}) == "min_prefill_tokens");
+  CHECK(field_of({.unknown_prefill_tokens = 0}) == "unknown_prefill_tokens");
+  CHECK(field_of({.recovery_tokens = -1}) == "recovery_tokens");
+  CHECK(field_of({.recompute_ns = -1}) == "recompute_ns");
+  Config config;
+  config.fit.min_samples = 0;
+  CHECK(field_of(config) == "min_samples");
+}
