@@ -259,7 +259,7 @@ class PolicyListReader {
 };
 
 /// Sets all options of `spec`. On an error `*position`, if given, is where in the list the
-/// offending option begins.
+/// offending option begins; an unknown option's Status carries it as its value.
 template <class Bundle>
 [[nodiscard]] constexpr Status configure(Bundle& bundle, const PolicySpec& spec,
                                          std::size_t* position = nullptr) noexcept {
@@ -277,8 +277,11 @@ template <class Bundle>
       return {Errc::InvalidArgument, "option", static_cast<std::int64_t>(at), 0,
               "an option has the form key=value"};
     }
-    if (const Status status = bundle.set(option.substr(0, equals), option.substr(equals + 1));
-        !status) {
+    Status status = bundle.set(option.substr(0, equals), option.substr(equals + 1));
+    if (!status) {
+      if (std::string_view(status.field) == "option") {
+        status.value = static_cast<std::int64_t>(at);
+      }
       return status;
     }
     has_more = end != std::string_view::npos;
