@@ -115,10 +115,14 @@ inline Result chunked(const std::vector<Request>& requests, const Cost& cost, st
   return result;
 }
 
+/// What the padding of an ended row costs: it grows with the batch, as in the published comparison, or
+/// the longest context so far counts.
+enum class Padding { Grows, Stays };
+
 /// Request-level batches: an idle engine takes what waits (1 to `batch`) in one prefill step; every
 /// row stays until the longest output ends, and is charged the longest row's context.
 inline Result request_level(const std::vector<Request>& requests, const Cost& cost,
-                            std::size_t batch) {
+                            std::size_t batch, Padding padding = Padding::Grows) {
   Result result;
   result.requests.resize(requests.size());
   std::size_t next = 0;
@@ -137,6 +141,7 @@ inline Result request_level(const std::vector<Request>& requests, const Cost& co
     }
     now += cost.step_ns(0, 0, prompt);
     ++result.num_steps;
+    std::int64_t context = longest_input;
     for (std::int64_t generated = 1;; ++generated) {
       for (std::size_t i = first; i < next; ++i) {
         if (generated == 1) {
@@ -149,8 +154,13 @@ inline Result request_level(const std::vector<Request>& requests, const Cost& co
       if (generated >= longest_output) {
         break;
       }
+      for (std::size_t i = first; i < next; ++i) {
+        if (padding == Padding::Grows || generated < requests[i].output) {
+          context = std::max(context, requests[i].input + generated);
+        }
+      }
       const auto rows = static_cast<std::int64_t>(next - first);
-      now += cost.step_ns(rows, rows * (longest_input + generated), 0);
+      now += cost.step_ns(rows, rows * context, 0);
       ++result.num_steps;
     }
   }
