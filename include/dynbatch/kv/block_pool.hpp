@@ -123,19 +123,33 @@ class BlockPool {
         min_of(num_shareable_blocks(content, matched_limit_), max_blocks_per_row_);
     PrefixNode node = kNoNode;
     std::uint64_t newest = 0;
+    std::int64_t found = 0;
     ContentCursor cursor(content, config_.block_size, 0);
-    for (; num_matched_ < num_blocks; ++num_matched_) {
+    while (found < num_blocks) {
       const void* data = cursor.next();
       node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
                              : index_.find_child(node, data, content.has_digests());
       if (node == kNoNode) {
         break;
       }
-      const BlockId block = index_.block_of(node);
-      matched_.data()[num_matched_] = block;
-      result.idle_blocks += store_.references(block) == 0 ? 1 : 0;
-      newest = max_of(newest, index_.plan_of(block).value);
+      PrefixNode first = node;
+      std::int64_t run = 1;
+      if (!content.has_digests()) {
+        run +=
+            index_.walk(node, cursor.tokens(), min_of(cursor.num_left(), num_blocks - found - 1));
+        cursor.skip(run - 1);
+      }
+      BlockId* out = matched_.data() + found;
+      std::int64_t idle = 0;
+      found += run;
+      for (; run > 0; --run, ++first.value, ++out) {
+        *out = index_.block_of(first);
+        idle += store_.references(*out) == 0 ? 1 : 0;
+        newest = max_of(newest, index_.plan_of(*out).value);
+      }
+      result.idle_blocks += idle;
     }
+    num_matched_ = found;
     result.num_blocks = num_matched_;
     result.num_tokens = num_matched_ * config_.block_size;
     result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
@@ -184,10 +198,8 @@ class BlockPool {
         wanted - r.length > store_.num_available()) {
       return false;
     }
-    BlockId* table = table_of(row);
-    for (; r.length < wanted; ++r.length) {
-      table[r.length] = take_block();
-    }
+    take_blocks({table_of(row) + r.length, static_cast<std::size_t>(wanted - r.length)});
+    r.length = wanted;
     ++state_;
     return true;
   }
@@ -446,6 +458,15 @@ class BlockPool {
       return tokens;
     }
 
+    // What next() would return for the blocks left in this page.
+    [[nodiscard]] const Token* tokens() const noexcept { return tokens_; }
+    [[nodiscard]] std::int64_t num_left() const noexcept { return left_; }
+    void skip(std::int64_t blocks) noexcept {
+      left_ -= blocks;
+      position_ += blocks * block_size_;
+      tokens_ += blocks * block_size_;
+    }
+
    private:
     // Blocks left in the page, or in the unit of a digest.
     void turn_page() noexcept {
@@ -497,15 +518,23 @@ class BlockPool {
     return max_of<std::int64_t>(end, 0) / config_.block_size;
   }
 
-  BlockId take_block() noexcept {
-    BlockId block = store_.allocate();
-    if (block == kNoBlock) {
-      block = store_.evict();
-      DYNBATCH_ASSERT(block != kNoBlock, "the counters promise a block that isn't there");
-      leave_index(block);
-      ++evictions_;
+  // Free blocks first, then victims; the caller knows that there are enough.
+  void take_blocks(std::span<BlockId> out) noexcept {
+    std::size_t n = 0;
+    for (; n < out.size(); ++n) {
+      out[n] = store_.allocate();
+      if (out[n] == kNoBlock) {
+        break;
+      }
     }
-    return block;
+    const std::span<BlockId> evicted = out.subspan(n);
+    if (evicted.empty()) {
+      return;
+    }
+    n = store_.evict(evicted);
+    DYNBATCH_ASSERT(n == evicted.size(), "the counters promise blocks that aren't there");
+    index_.remove(evicted);
+    evictions_ += n;
   }
 
   void leave_index(BlockId block) noexcept { index_.remove(block); }

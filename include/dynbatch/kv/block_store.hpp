@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -53,18 +54,16 @@ class BlockStore {
     return block;
   }
 
-  /// Takes the cached block that is next in eviction order and gives it one reference; kNoBlock if
-  /// none is cached. The caller forgets its content.
-  [[nodiscard]] BlockId evict() noexcept {
-    const BlockId block = eviction_.victim();
-    if (block == kNoBlock) {
-      return kNoBlock;
+  /// Takes the cached blocks that are next in eviction order, as many as there are up to the size
+  /// of `blocks`, and gives each one reference. The caller forgets their content.
+  std::size_t evict(std::span<BlockId> blocks) noexcept {
+    const std::size_t n = eviction_.take(blocks);
+    for (std::size_t i = 0; i < n; ++i) {
+      count(blocks[i]) = 1;
     }
-    eviction_.erase(block);
-    --num_cached_;
-    count(block) = 1;
-    ++num_referenced_;
-    return block;
+    num_cached_ -= static_cast<std::int64_t>(n);
+    num_referenced_ += static_cast<std::int64_t>(n);
+    return n;
   }
 
   /// One more reference to a referenced block, or the first to a cached one (`is_cached`).

@@ -10,18 +10,22 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Order of the blocks that hold reusable content and are referenced by nobody. Each operation is
-/// O(1) and free of allocation; `victim` is kNoBlock when the order is empty.
+/// O(1), take() O(blocks taken), none allocates. `victim` and `after` are kNoBlock at the end.
 template <class E>
-concept EvictionOrder = requires(E& e, const E& ce, std::int64_t num_blocks, BlockId block) {
-  { e.attach(num_blocks) } noexcept -> std::same_as<Status>;
-  { e.insert(block) } noexcept -> std::same_as<void>;
-  { e.erase(block) } noexcept -> std::same_as<void>;
-  { ce.victim() } noexcept -> std::same_as<BlockId>;
-};
+concept EvictionOrder =
+    requires(E& e, const E& ce, std::int64_t num_blocks, BlockId block, std::span<BlockId> blocks) {
+      { e.attach(num_blocks) } noexcept -> std::same_as<Status>;
+      { e.insert(block) } noexcept -> std::same_as<void>;
+      { e.erase(block) } noexcept -> std::same_as<void>;
+      { e.take(blocks) } noexcept -> std::same_as<std::size_t>;
+      { ce.victim() } noexcept -> std::same_as<BlockId>;
+      { ce.after(block) } noexcept -> std::same_as<BlockId>;
+    };
 
 /// Least recently released first: a doubly linked list through an array, with a sentinel at its
 /// end.
@@ -50,6 +54,19 @@ class Lru {
     const Link link = at(block.value);
     at(link.prev).next = link.next;
     at(link.next).prev = link.prev;
+  }
+
+  /// Takes out as many of the next victims as there are, up to the size of `blocks`.
+  std::size_t take(std::span<BlockId> blocks) noexcept {
+    std::size_t n = 0;
+    std::int32_t next = at(sentinel_).next;
+    for (; n < blocks.size() && next != sentinel_; ++n) {
+      blocks[n] = BlockId{next};
+      next = at(next).next;
+    }
+    at(sentinel_).next = next;
+    at(next).prev = sentinel_;
+    return n;
   }
 
   /// The block to evict next.

@@ -15,28 +15,48 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
 namespace detail {
 
+using Wide [[gnu::vector_size(16)]] = long long;
+
+// 16 bytes from any address.
+[[nodiscard]] inline Wide load_wide(const unsigned char* from) noexcept {
+  Wide wide;
+  std::memcpy(&wide, from, sizeof(wide));
+  return wide;
+}
+
 /// memcmp() == 0 for counts that are multiples of 4, inline and wide for multiples of 64.
 [[nodiscard]] inline bool equal_words(const void* left, const void* right,
                                       std::size_t bytes) noexcept {
-  using Wide [[gnu::vector_size(16)]] = long long;
   const auto* a = static_cast<const unsigned char*>(left);
   const auto* b = static_cast<const unsigned char*>(right);
   for (; bytes >= 64; bytes -= 64, a += 64, b += 64) {
-    Wide x[4];
-    Wide y[4];
-    std::memcpy(x, a, 64);
-    std::memcpy(y, b, 64);
-    const Wide differ = ((x[0] ^ y[0]) | (x[1] ^ y[1])) | ((x[2] ^ y[2]) | (x[3] ^ y[3]));
+    const Wide low = (load_wide(a) ^ load_wide(b)) | (load_wide(a + 16) ^ load_wide(b + 16));
+    const Wide high =
+        (load_wide(a + 32) ^ load_wide(b + 32)) | (load_wide(a + 48) ^ load_wide(b + 48));
+    const Wide differ = low | high;
     if ((differ[0] | differ[1]) != 0) {
       return false;
     }
   }
   return bytes == 0 || std::memcmp(a, b, bytes) == 0;
+}
+
+/// memcpy() of a multiple of 4 bytes, inline and wide for multiples of 64.
+inline void copy_words(void* to, const void* from, std::size_t bytes) noexcept {
+  auto* a = static_cast<unsigned char*>(to);
+  const auto* b = static_cast<const unsigned char*>(from);
+  for (; bytes >= 64; bytes -= 64, a += 64, b += 64) {
+    std::memcpy(a, b, 64);
+  }
+  if (bytes != 0) {
+    std::memcpy(a, b, bytes);
+  }
 }
 
 }  // namespace detail
@@ -83,8 +103,7 @@ class PrefixIndex {
     num_nodes_ = 0;
     num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
     Status s = entries_.allocate(n, "num_blocks");
-    s = s ? links_.allocate(n, "num_blocks") : s;
-    s = s ? ids_.allocate(n, "num_blocks") : s;
+    s = s ? nodes_.allocate(n, "num_blocks") : s;
     s = s ? hashed_.allocate(n, "num_blocks") : s;
     s = s ? roots_.allocate(n, "num_blocks") : s;
     s = s ? contents_.allocate(n * stride_, "num_blocks") : s;
@@ -97,7 +116,7 @@ class PrefixIndex {
   [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content) const noexcept {
     const std::uint64_t key = root_key(root, content);
     for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
-      if (hashed_.data()[i].key == key && links_.data()[i].parent < 0 &&
+      if (hashed_.data()[i].key == key && at(i).parent < 0 &&
           roots_.data()[i].scope == root.scope && roots_.data()[i].is_digest == root.is_digest &&
           has_content(i, content, bytes_of(root.is_digest))) {
         return {i};
@@ -109,12 +128,11 @@ class PrefixIndex {
   /// The node of the block that follows `parent`, or kNoNode.
   [[nodiscard]] PrefixNode find_child(PrefixNode parent, const void* content,
                                       bool is_digest) const noexcept {
-    const Links& link = links_.data()[parent.value];
-    const std::size_t bytes = bytes_of(is_digest);
-    if (link.child >= 0 && has_content(link.child, content, bytes)) {
-      return {link.child};
+    const Node& node = at(parent.value);
+    if (node.child >= 0 && has_content(node.child, content, bytes_of(is_digest))) {
+      return {node.child};
     }
-    if ((link.flags & kHashedChildren) == 0) [[likely]] {
+    if ((node.flags & kHashedChildren) == 0) [[likely]] {
       return kNoNode;
     }
     return find_hashed(parent, content, is_digest);
@@ -129,12 +147,12 @@ class PrefixIndex {
     Entry& e = entry(block);
     if (node == kNoNode) {
       node = create(parent, root, content);
-      link(node).block = block.value;
+      at(node).block = block.value;
       e = {plan.value, node.value + 1, block.value, block.value};
       announce(KvEventKind::Stored, node);
     } else {
       // Behind the others: the oldest holder stands for the prefix.
-      const std::int32_t first = link(node).block;
+      const std::int32_t first = at(node).block;
       const std::int32_t last = entries_.data()[first].ring_prev;
       e = {plan.value, node.value + 1, last, first};
       entries_.data()[last].ring_next = block.value;
@@ -155,17 +173,17 @@ class PrefixIndex {
     }
     entries_.data()[e.ring_prev].ring_next = e.ring_next;
     entries_.data()[e.ring_next].ring_prev = e.ring_prev;
-    if (link(node).block == block.value) {
-      link(node).block = e.ring_next;
+    if (at(node).block == block.value) {
+      at(node).block = e.ring_next;
     }
   }
 
   /// Gives a node another identity, so that nothing below it can be found any more.
   void rename(PrefixNode node) noexcept {
     announce(KvEventKind::Removed, node);
-    ids_.data()[node.value].own = ++last_id_;
-    link(node).child = -1;
-    link(node).flags &= kIsHashed | kIsDigest;
+    at(node).id = ++last_id_;
+    at(node).child = -1;
+    at(node).flags &= kIsHashed | kIsDigest;
     announce(KvEventKind::Stored, node);
   }
 
@@ -185,16 +203,10 @@ class PrefixIndex {
     return {entries_.data()[block.value].plan};
   }
   /// The block that stands for a prefix: its oldest holder.
-  [[nodiscard]] BlockId block_of(PrefixNode node) const noexcept {
-    return {links_.data()[node.value].block};
-  }
+  [[nodiscard]] BlockId block_of(PrefixNode node) const noexcept { return {at(node.value).block}; }
   /// True while some block holds the node's prefix.
-  [[nodiscard]] bool has_prefix(PrefixNode node) const noexcept {
-    return ids_.data()[node.value].own != 0;
-  }
-  [[nodiscard]] PrefixId id_of(PrefixNode node) const noexcept {
-    return {ids_.data()[node.value].own};
-  }
+  [[nodiscard]] bool has_prefix(PrefixNode node) const noexcept { return at(node.value).id != 0; }
+  [[nodiscard]] PrefixId id_of(PrefixNode node) const noexcept { return {at(node.value).id}; }
   [[nodiscard]] std::int64_t num_prefixes() const noexcept { return num_nodes_; }
   [[nodiscard]] KvEventLog& events() noexcept { return events_; }
 
@@ -209,8 +221,54 @@ class PrefixIndex {
     }
   }
 
-  /// Asks the processor for what remove() will touch.
-  void prefetch(BlockId block) const noexcept { __builtin_prefetch(&entries_.data()[block.value]); }
+  /// Takes out cached blocks, in eviction order. The same as remove() of each, but the memory of
+  /// the later ones is on its way while the earlier ones are removed.
+  void remove(std::span<const BlockId> blocks) noexcept {
+    constexpr std::size_t kAhead = 8;
+    const std::size_t n = blocks.size();
+    for (std::size_t i = 0; i < n; ++i) {
+      if (i + 2 * kAhead < n) {
+        __builtin_prefetch(&entries_.data()[blocks[i + 2 * kAhead].value]);
+      }
+      if (i + kAhead < n) {
+        __builtin_prefetch(
+            &nodes_.data()[entries_.data()[blocks[i + kAhead].value].node_plus_one - 1]);
+      }
+      remove(blocks[i]);
+    }
+  }
+
+  /// Walks down while the next node is the next in memory and holds the next of `max_blocks` blocks
+  /// of tokens at `content`; `node` ends at the last one. Returns how many. No step waits for the
+  /// memory of the one before.
+  std::int64_t walk(PrefixNode& node, const Token* content,
+                    std::int64_t max_blocks) const noexcept {
+    if (stride_ != content_bytes_) {
+      return 0;  // Blocks smaller than a digest don't lie side by side.
+    }
+    const std::int32_t first = node.value + 1;
+    std::int32_t last = node.value;
+    const auto end = static_cast<std::int32_t>(last + max_blocks);
+    while (last < end && nodes_.data()[last].child == last + 1) {
+      ++last;
+    }
+    // One comparison of many blocks is worth more than knowing where they differ.
+    const auto* tokens = reinterpret_cast<const unsigned char*>(content);
+    const auto bytes = static_cast<std::size_t>(last - node.value) * stride_;
+    if (std::memcmp(contents_.data() + static_cast<std::size_t>(first) * stride_, tokens, bytes) ==
+        0) {
+      const std::int64_t walked = last - node.value;
+      node.value = last;
+      return walked;
+    }
+    std::int64_t walked = 0;
+    while (has_content(node.value + 1, tokens, stride_)) {
+      tokens += stride_;
+      ++node.value;
+      ++walked;
+    }
+    return walked;
+  }
 
   /// Verifies rings, links and the table for blocks [0, num_blocks). O(num_blocks + ring lengths).
   [[nodiscard]] Status check(std::int64_t num_blocks) const noexcept {
@@ -222,8 +280,7 @@ class PrefixIndex {
         continue;
       }
       const Entry& e = entries_.data()[id];
-      if (ids_.data()[node.value].own == 0 ||
-          entries_.data()[e.ring_next].ring_prev != block.value ||
+      if (at(node.value).id == 0 || entries_.data()[e.ring_next].ring_prev != block.value ||
           entries_.data()[e.ring_prev].ring_next != block.value ||
           entries_.data()[e.ring_next].node_plus_one != e.node_plus_one) {
         return {Errc::InternalError, "ring", id, node.value, "a ring of equal blocks is broken"};
@@ -258,16 +315,14 @@ class PrefixIndex {
     std::int32_t ring_prev;
     std::int32_t ring_next;
   };
-  // Of a node; what a walk down a path reads.
-  struct Links {
+  // Half a cache line, so that walking a path and evicting it touch little.
+  struct Node {
+    std::uint64_t id;         // PrefixId; 0: the node is free.
+    std::uint64_t parent_id;  // 0: a root.
     std::int32_t parent;
     std::int32_t child;  // Also chains free nodes.
     std::int32_t block;
     std::uint32_t flags;
-  };
-  struct Ids {
-    std::uint64_t own;  // 0: the node is free.
-    std::uint64_t parent;
   };
   struct Hashed {
     std::uint64_t key;
@@ -276,7 +331,8 @@ class PrefixIndex {
   };
 
   Entry& entry(BlockId block) noexcept { return entries_.data()[block.value]; }
-  Links& link(PrefixNode node) noexcept { return links_.data()[node.value]; }
+  Node& at(PrefixNode node) noexcept { return nodes_.data()[node.value]; }
+  [[nodiscard]] const Node& at(std::int32_t node) const noexcept { return nodes_.data()[node]; }
   [[nodiscard]] std::size_t bytes_of(bool is_digest) const noexcept {
     return is_digest ? sizeof(ContentDigest) : content_bytes_;
   }
@@ -316,15 +372,15 @@ class PrefixIndex {
   }
   [[nodiscard]] std::uint64_t child_key(PrefixNode parent, const void* content,
                                         bool is_digest) const noexcept {
-    return combine64(ids_.data()[parent.value].own, content_hash(content, bytes_of(is_digest)));
+    return combine64(at(parent.value).id, content_hash(content, bytes_of(is_digest)));
   }
 
   [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content,
                                        bool is_digest) const noexcept {
     const std::uint64_t key = child_key(parent, content, is_digest);
-    const std::uint64_t parent_id = ids_.data()[parent.value].own;
+    const std::uint64_t parent_id = at(parent.value).id;
     for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
-      if (hashed_.data()[i].key == key && ids_.data()[i].parent == parent_id &&
+      if (hashed_.data()[i].key == key && at(i).parent_id == parent_id &&
           has_content(i, content, bytes_of(is_digest))) {
         return {i};
       }
@@ -333,63 +389,65 @@ class PrefixIndex {
   }
 
   PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept {
-    std::int32_t i = free_node_;
-    if (i >= 0) {
-      free_node_ = links_.data()[i].child;
+    const PrefixNode node{free_node_ >= 0 ? free_node_ : first_unused_};
+    Node& n = at(node);
+    if (free_node_ >= 0) {
+      free_node_ = n.child;
     } else {
-      i = first_unused_++;
+      ++first_unused_;
     }
     ++num_nodes_;
-    const std::size_t bytes = bytes_of(root.is_digest);
-    std::memcpy(contents_.data() + static_cast<std::size_t>(i) * stride_, content, bytes);
-    links_.data()[i] = {parent.value, -1, -1, root.is_digest ? kIsDigest : 0};
+    detail::copy_words(contents_.data() + static_cast<std::size_t>(node.value) * stride_, content,
+                       bytes_of(root.is_digest));
+    const std::uint32_t flags = root.is_digest ? kIsDigest : 0;
     if (parent == kNoNode) {
-      ids_.data()[i] = {++last_id_, 0};
-      roots_.data()[i] = root;
-      enter(i, root_key(root, content));
-      return {i};
+      n = {++last_id_, 0, -1, -1, -1, flags};
+      roots_.data()[node.value] = root;
+      enter(node, root_key(root, content));
+      return node;
     }
-    ids_.data()[i] = {++last_id_, ids_.data()[parent.value].own};
-    if (link(parent).child < 0) {
-      link(parent).child = i;
+    Node& p = at(parent);
+    n = {++last_id_, p.id, parent.value, -1, -1, flags};
+    if (p.child < 0) {
+      p.child = node.value;
     } else {
-      link(parent).flags += kHashedChild;
-      enter(i, child_key(parent, content, root.is_digest));
+      p.flags += kHashedChild;
+      enter(node, child_key(parent, content, root.is_digest));
     }
-    return {i};
+    return node;
   }
 
   void destroy(PrefixNode node) noexcept {
-    const Links old = link(node);
-    Ids& ids = ids_.data()[node.value];
+    Node& n = at(node);
     // A parent that is gone, or renamed, knows nothing of this child.
-    if (old.parent >= 0 && ids_.data()[old.parent].own == ids.parent) {
-      if ((old.flags & kIsHashed) != 0) {
-        links_.data()[old.parent].flags -= kHashedChild;
+    if (n.parent >= 0 && at(n.parent).id == n.parent_id) {
+      Node& p = at(PrefixNode{n.parent});
+      if ((n.flags & kIsHashed) != 0) {
+        p.flags -= kHashedChild;
       } else {
-        links_.data()[old.parent].child = -1;
+        p.child = -1;
       }
     }
-    if ((old.flags & kIsHashed) != 0) {
-      leave(node.value);
+    if ((n.flags & kIsHashed) != 0) [[unlikely]] {
+      leave(node);
     }
-    ids.own = 0;
-    link(node).child = free_node_;
+    n.id = 0;
+    n.child = free_node_;
     free_node_ = node.value;
     --num_nodes_;
   }
 
-  void enter(std::int32_t i, std::uint64_t key) noexcept {
+  void enter(PrefixNode node, std::uint64_t key) noexcept {
     std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
-    hashed_.data()[i] = {key, -1, head - 1};
+    hashed_.data()[node.value] = {key, -1, head - 1};
     if (head != 0) {
-      hashed_.data()[head - 1].prev = i;
+      hashed_.data()[head - 1].prev = node.value;
     }
-    head = i + 1;
-    links_.data()[i].flags |= kIsHashed;
+    head = node.value + 1;
+    at(node).flags |= kIsHashed;
   }
-  void leave(std::int32_t i) noexcept {
-    const Hashed h = hashed_.data()[i];
+  void leave(PrefixNode node) noexcept {
+    const Hashed h = hashed_.data()[node.value];
     if (h.prev >= 0) {
       hashed_.data()[h.prev].next = h.next;
     } else {
@@ -402,10 +460,9 @@ class PrefixIndex {
 
   // True if a walk from the parent, if that still exists, or the table reaches the node.
   [[nodiscard]] bool is_linked(PrefixNode node) const noexcept {
-    const Links& l = links_.data()[node.value];
-    if ((l.flags & kIsHashed) == 0) {
-      return l.parent >= 0 && (ids_.data()[l.parent].own != ids_.data()[node.value].parent ||
-                               links_.data()[l.parent].child == node.value);
+    const Node& n = at(node.value);
+    if ((n.flags & kIsHashed) == 0) {
+      return n.parent >= 0 && (at(n.parent).id != n.parent_id || at(n.parent).child == node.value);
     }
     for (std::int32_t i = bucket(hashed_.data()[node.value].key); i >= 0;
          i = hashed_.data()[i].next) {
@@ -422,17 +479,16 @@ class PrefixIndex {
     }
     KvEvent event{};
     event.kind = kind;
-    event.prefix = {ids_.data()[node.value].own};
-    event.parent = {ids_.data()[node.value].parent};
+    event.prefix = {at(node.value).id};
+    event.parent = {at(node.value).parent_id};
     event.block = block_of(node);
     event.content_hash =
-        content_hash(content_of(node.value), bytes_of((link(node).flags & kIsDigest) != 0));
+        content_hash(content_of(node.value), bytes_of((at(node).flags & kIsDigest) != 0));
     events_.push(event);
   }
 
   Buffer<Entry> entries_;           // [num_blocks]
-  Buffer<Links> links_;             // [num_blocks], by node
-  Buffer<Ids> ids_;                 // [num_blocks], by node
+  Buffer<Node> nodes_;              // [num_blocks]
   Buffer<Hashed> hashed_;           // [num_blocks], by node
   Buffer<PrefixRoot> roots_;        // [num_blocks], by node; written for roots only
   Buffer<unsigned char> contents_;  // [num_blocks][stride]
