@@ -126,7 +126,7 @@ class SchedulerCore {
   bool make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks, Budget& budget) noexcept;
   void give_way(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
   void drop_chunk(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
-  void extend_row(PlanRecord& record, std::int32_t row, std::int32_t tokens) noexcept;
+  void extend_row(std::int32_t row, std::int32_t tokens) noexcept;
   void plan_prefill_work(PlanRecord& record, const BatchLimits& limits, const Composition& composition,
                          Budget& budget) noexcept;
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
@@ -144,7 +144,7 @@ class SchedulerCore {
   void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens, Budget& budget) noexcept;
   void append_decode(PlanRecord& record, std::int32_t row) noexcept;
   void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
-  void emit_deltas(PlanRecord& record, std::int32_t row, std::int32_t first_block) noexcept;
+  void emit_deltas(PlanRecord& record, std::int32_t row) noexcept;
   void drop_planned_chunks(PlanRecord& record) noexcept;
   void seal(PlanRecord& record, const Composition& composition, TimeNs now) noexcept;
   void explain_empty(TimeNs now) noexcept;
@@ -159,7 +159,8 @@ class SchedulerCore {
   void append_output(std::int32_t row, Token token, TimeNs now) noexcept;
   [[nodiscard]] FinishReason stop_reason(const RowState& r, Token token) const noexcept;
   void finish_row(std::int32_t row, FinishReason reason, TimeNs now) noexcept;
-  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_charged, bool is_fatal, TimeNs now) noexcept;
+  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged, bool is_fatal,
+                  TimeNs now) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
 

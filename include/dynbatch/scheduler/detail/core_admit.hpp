@@ -113,7 +113,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
                                               .block_size = max_of(block_size_, 1), .is_first_chunk = true,
                                               .is_atomic = record.atomic_prefill});
-  n = clamp_to<std::int64_t>(n, 0, min_of(left, remaining));
+  // Whatever the policy says, a step that would be empty takes what it can: progress comes first.
+  n = clamp_to<std::int64_t>(n, plan_record.num_chunks == 0 && num_running_ == 0 ? 1 : 0, min_of(left, remaining));
   if (record.atomic_prefill && n < prompt_remaining) {
     // A step of its own if need be: submit() made sure that the sizer's ceiling allows it.
     if (num_running_ > 0 || plan_record.num_chunks > 0) {
@@ -143,7 +144,6 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     const bool is_acquired = policies_.pool.acquire(Row{row}, match);
     DYNBATCH_ASSERT(is_acquired, "a match must be valid until the next change of the pool");
     r.table_tokens = static_cast<std::int32_t>(match.num_blocks) * block_size_;
-    emit_deltas(plan_record, row, 0);
   }
   r.planned = static_cast<std::int32_t>(match.num_tokens);
   r.committed = r.planned;

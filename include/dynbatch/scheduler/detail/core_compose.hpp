@@ -191,7 +191,7 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
     const std::int64_t remaining = r.known - r.planned;
     std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
                                                 .block_size = max_of(block_size_, 1)});
-    n = clamp_to<std::int64_t>(n, 0, min_of(left, remaining));
+    n = clamp_to<std::int64_t>(n, record.num_chunks == 0 ? 1 : 0, min_of(left, remaining));
     if (n > 0 && block_size_ > 0) {
       const std::int64_t missing = blocks_for(r.planned + n) - blocks_for(r.table_tokens);
       if (missing > spare_blocks() + r.held_blocks) {
@@ -226,7 +226,7 @@ bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t t
     note_blocked(r.slot, WaitCause::Memory);
     return false;
   }
-  extend_row(record, row, tokens);
+  extend_row(row, tokens);
   return true;
 }
 
@@ -329,8 +329,9 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
       budget.prefill_tokens += chunk.num_tokens;
       --budget.prefill_chunks;
     }
-    roll_back(row, chunk.first_position, record.undo[i].pending_before, record.undo[i].phase_before);
+    roll_back(row, chunk.first_position, r.pending_samples - chunk.num_samples, record.undo[i].phase_before);
     --r.in_flight;
+    r.last_plan = 0;
     chunk.num_tokens = 0;
     budget.chunk_dropped = true;
     return;

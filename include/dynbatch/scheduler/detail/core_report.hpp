@@ -190,6 +190,23 @@ Status SchedulerCore<P>::check() const noexcept {
     if (r.phase == RowPhase::Free) {
       continue;
     }
+    std::int32_t named = 0;
+    std::int32_t pending = 0;
+    for (std::int32_t p = 0; p < num_in_flight_; ++p) {
+      const PlanRecord& record = plans_[static_cast<std::size_t>((oldest_ + p) % config_.max_plans_in_flight)];
+      for (std::size_t c = 0; c < record.num_chunks; ++c) {
+        if (record.chunks[c].row.value == static_cast<std::int32_t>(i)) {
+          ++named;
+          pending += record.undo[c].epoch == r.epoch ? record.chunks[c].num_samples : 0;
+        }
+      }
+    }
+    if (named != r.in_flight) {
+      return broken("row.in_flight", r.in_flight, named);
+    }
+    if (r.phase != RowPhase::Draining && pending != r.pending_samples) {
+      return broken("row.pending_samples", r.pending_samples, pending);
+    }
     if (r.phase == RowPhase::Draining) {
       ++draining;
       continue;

@@ -87,7 +87,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, 
       const Outcome& outcome = result.outcomes[i];
       is_clean = is_clean && outcome.kind == OutcomeKind::Ok;
       if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
-        undo_chunk(record.chunks[i], record.undo[i], outcome.kind == OutcomeKind::Failed, false, now);
+        undo_chunk(record.chunks[i], record.undo[i], false, outcome.kind == OutcomeKind::Failed, false, now);
       } else if (outcome.kind == OutcomeKind::Partial) {
         Chunk rest = record.chunks[i];
         rest.first_position += outcome.tokens;
@@ -95,7 +95,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, 
         if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
           r.committed = rest.first_position;
         }
-        undo_chunk(rest, record.undo[i], false, false, now);
+        undo_chunk(rest, record.undo[i], false, false, false, now);
       }
     }
     if (!is_clean) {
@@ -224,10 +224,11 @@ void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs 
   end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished, reason, Errc::Ok, now);
 }
 
-/// A chunk that did not run, or not to its end: the row stands again at the chunk's first position.
+/// A chunk that did not run, or not to its end: the row stands again at the chunk's first position. If
+/// it isn't the youngest one of its row, the younger ones become void.
 template <class P>
-void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_charged, bool is_fatal,
-                                  TimeNs now) noexcept {
+void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged,
+                                  bool is_fatal, TimeNs now) noexcept {
   const std::int32_t row = chunk.row.value;
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (r.epoch != undo.epoch || r.phase == RowPhase::Draining) {
@@ -236,8 +237,8 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
     return;
   }
   RequestRecord& record = desk_[r.slot];
-  roll_back(row, chunk.first_position, undo.pending_before, undo.phase_before);
-  r.is_stale = r.in_flight > 1;
+  roll_back(row, chunk.first_position, is_youngest ? r.pending_samples - chunk.num_samples : 0, undo.phase_before);
+  r.is_stale = !is_youngest && r.in_flight > 1;
   record.retries += is_charged ? 1 : 0;
   if (is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
@@ -282,12 +283,13 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why, TimeNs
     for (std::size_t i = record.num_chunks; i > 0; --i) {
       const Chunk& chunk = record.chunks[i - 1];
       RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
-      const bool is_last_of_row = r.epoch == record.undo[i - 1].epoch;
-      undo_chunk(chunk, record.undo[i - 1], why == AbandonReason::Lost && p == first, why == AbandonReason::Fatal, now_);
-      // Older chunks of the row were planned in the epoch before; they stay valid.
-      if (is_last_of_row && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
-        r.epoch = record.undo[i - 1].epoch;
-        r.is_stale = false;
+      const ChunkUndo& undo = record.undo[i - 1];
+      const bool is_valid = r.epoch == undo.epoch;
+      undo_chunk(chunk, undo, true, why == AbandonReason::Lost && p == first, why == AbandonReason::Fatal, now_);
+      if (is_valid && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
+        r.epoch = undo.epoch;  // the row's older chunks stay valid
+        // The host may not have seen the plan's deltas: they are told again.
+        r.told_blocks = undo.blocks_before;
       }
     }
     for (const ExpertMove& move : record.moves) {

@@ -7,18 +7,20 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Deltas for the row's table entries from `first_block` on.
+/// Tells the host the row's table entries that it does not know yet.
 template <class P>
-void SchedulerCore<P>::emit_deltas(PlanRecord& record, std::int32_t row, std::int32_t first_block) noexcept {
+void SchedulerCore<P>::emit_deltas(PlanRecord& record, std::int32_t row) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
   const std::span<const BlockId> table = policies_.pool.table(0, Row{row});
-  for (auto i = static_cast<std::size_t>(first_block); i < table.size(); ++i) {
+  for (auto i = static_cast<std::size_t>(r.told_blocks); i < table.size(); ++i) {
     record.deltas.push_back({Row{row}, static_cast<std::int32_t>(i), table[i]});
   }
+  r.told_blocks = static_cast<std::int32_t>(table.size());
 }
 
 /// Table room for `tokens` positions, which the caller has made sure can be had.
 template <class P>
-void SchedulerCore<P>::extend_row(PlanRecord& record, std::int32_t row, std::int32_t tokens) noexcept {
+void SchedulerCore<P>::extend_row(std::int32_t row, std::int32_t tokens) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   const std::int64_t before = blocks_for(r.table_tokens);
   const std::int64_t added = blocks_for(tokens) - before;
@@ -28,8 +30,9 @@ void SchedulerCore<P>::extend_row(PlanRecord& record, std::int32_t row, std::int
   const bool is_extended = policies_.pool.extend(Row{row}, tokens);
   DYNBATCH_ASSERT(is_extended, "the pool refused blocks that it had called available");
   r.table_tokens = static_cast<std::int32_t>(before + added) * block_size_;
-  hold_blocks(r, max_of<std::int64_t>(r.held_blocks - added, 0));
-  emit_deltas(record, row, static_cast<std::int32_t>(before));
+  if (r.held_blocks > 0) {
+    hold_blocks(r, max_of<std::int64_t>(r.held_blocks - added, 0));
+  }
 }
 
 /// A decode of one token: the hot path of every step.
@@ -63,7 +66,7 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
                                       Budget& budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (block_size_ > 0) {
-    extend_row(record, row, r.planned + num_tokens);
+    extend_row(row, r.planned + num_tokens);
   }
   const std::size_t t = record.num_tokens;
   record.num_tokens += static_cast<std::size_t>(num_tokens);
@@ -133,7 +136,10 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   chunk.context_length = end;
   chunk.row = Row{row};
   chunk.first_sample = record.num_samples;
-  record.undo.data()[c] = {r.epoch, r.pending_samples, r.phase};
+  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase};
+  if (r.told_blocks * block_size_ < r.table_tokens) {
+    emit_deltas(record, row);
+  }
   record.query_start.data()[c] = chunk.first_token;
   record.rows.data()[c] = row;
   record.context_lengths.data()[c] = end;

@@ -18,7 +18,7 @@ namespace detail {
 /// What settling a chunk needs beyond the chunk itself.
 struct ChunkUndo {
   std::uint32_t epoch = 0;            ///< Of its row when planned.
-  std::int32_t pending_before = 0;    ///< RowState::pending_samples before the chunk.
+  std::int32_t blocks_before = 0;     ///< Blocks of its table that older plans have told the host.
   RowPhase phase_before = RowPhase::Prefill;
 };
 

@@ -94,6 +94,7 @@ struct alignas(64) RowState {
   std::int32_t known = 0;          ///< Positions whose token is known: prompt and outputs.
   std::int32_t known_limit = 0;    ///< Ends with Length or Capacity when known reaches it.
   std::int32_t table_tokens = 0;   ///< Positions its block table has room for.
+  std::int32_t told_blocks = 0;    ///< Leading table entries that plans not abandoned have told the host.
   std::int32_t next_publish = 0;   ///< Planned positions at which the next full block appears.
   std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
   std::int32_t pending_samples = 0;///< Tokens that plans in flight will produce.

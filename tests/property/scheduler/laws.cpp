@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Laws 1-5, 7, 10 and 11 over a pairwise cover of the shipped policies, hosts and faults.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+
+#include "law_run.hpp"
+
+using namespace dynbatch;
+using namespace dynbatch::test;
+
+TEST_CASE("The pairwise cover is small enough to run in full") {
+  const std::vector<LawMix> cover = pairwise_cover();
+  INFO(cover.size());
+  CHECK(cover.size() <= 128);
+}
+
+TEST_CASE("All laws hold over the pairwise cover of policies") {
+  const bool is_long = std::getenv("DYNBATCH_LONG") != nullptr;
+  const std::uint64_t rounds = is_long ? 60 : 3;
+  std::int64_t plans = 0;
+  std::uint64_t preemptions = 0;
+  std::uint64_t hits = 0;
+  for (const LawMix& mix : pairwise_cover()) {
+    for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
+      INFO(mix.name() << ", seed " << seed);
+      LawRun run(mix, seed, 400);
+      run.run();
+      for (const std::string& error : run.errors()) {
+        UNSCOPED_INFO(error);
+      }
+      REQUIRE(run.errors().empty());
+      plans += run.plans();
+      preemptions += run.final_stats().preemptions;
+      hits += run.final_stats().prefix_hit_tokens;
+    }
+  }
+  // The runs must reach what they are meant to test.
+  CHECK(plans > 10000);
+  CHECK(preemptions > 100);
+  CHECK(hits > 1000);
+}
+
+TEST_CASE("The same inputs give the same plans") {
+  for (const LawMix& mix : pairwise_cover()) {
+    INFO(mix.name());
+    LawRun first(mix, 5, 300);
+    LawRun second(mix, 5, 300);
+    first.run();
+    second.run();
+    CHECK(first.digest() == second.digest());
+  }
+}

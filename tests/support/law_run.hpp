@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// Drives a scheduler of any policies through a random run and checks the laws after each operation.
+#include <dynbatch/base/random.hpp>
+#include <dynbatch/batch/dynamic_sizer.hpp>
+#include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/static_sizer.hpp>
+#include <dynbatch/batch/token_budget_sizer.hpp>
+#include <dynbatch/batch/unbounded_sizer.hpp>
+#include <dynbatch/expert/null_balancer.hpp>
+#include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/microbatch/equal_tokens.hpp>
+#include <dynbatch/microbatch/no_split.hpp>
+#include <dynbatch/model/plan_digest.hpp>
+#include <dynbatch/scheduler/run_step.hpp>
+#include <dynbatch/scheduler/scheduler.hpp>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "toy_host.hpp"
+
+namespace dynbatch::test {
+
+using AnyScheduler = Scheduler<AnyBatchSizer, AnyMicroBatchSplitter, AnyExpertBalancer, AnyKVCachePool, AnyAdmission>;
+
+/// One choice along each axis; indices into the shipped models.
+struct LawMix {
+  int sizer = 0;      // 0 unbounded, 1 static, 2 token budget, 3 dynamic
+  int splitter = 0;   // 0 none, 1 equal tokens
+  int pool = 0;       // 0 paged with prefixes, 1 paged without, 2 none
+  int compose = 0;    // FcfsAdmission::Compose
+  int reserve = 0;    // FcfsAdmission::Reserve
+  int host = 0;       // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
+  int faults = 0;     // 0 none, 1 chunk outcomes, 2 abandons too
+  int pressure = 0;   // 0 ample KV, 1 scarce
+  static constexpr int kAxes = 8;
+  static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 2};
+  int& axis(int i) { return (&sizer)[i]; }
+  [[nodiscard]] std::string name() const {
+    return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
+           std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " + std::to_string(reserve) +
+           " host " + std::to_string(host) + " faults " + std::to_string(faults) + " pressure " +
+           std::to_string(pressure);
+  }
+};
+
+/// Mixes that hold every pair of choices of two axes at least once; greedy, deterministic.
+inline std::vector<LawMix> pairwise_cover() {
+  std::vector<LawMix> cover;
+  std::map<std::vector<int>, bool> open;
+  for (int a = 0; a < LawMix::kAxes; ++a) {
+    for (int b = a + 1; b < LawMix::kAxes; ++b) {
+      for (int i = 0; i < LawMix::kSizes[a]; ++i) {
+        for (int j = 0; j < LawMix::kSizes[b]; ++j) {
+          open[{a, i, b, j}] = true;
+        }
+      }
+    }
+  }
+  SplitMix64 rng(7);
+  while (!open.empty()) {
+    LawMix best;
+    std::size_t best_gain = 0;
+    for (int attempt = 0; attempt < 60; ++attempt) {
+      LawMix mix;
+      for (int i = 0; i < LawMix::kAxes; ++i) {
+        mix.axis(i) = static_cast<int>(rng.between(0, LawMix::kSizes[i] - 1));
+      }
+      const std::vector<int>& wanted = open.begin()->first;
+      mix.axis(wanted[0]) = wanted[1];
+      mix.axis(wanted[2]) = wanted[3];
+      std::size_t gain = 0;
+      for (int a = 0; a < LawMix::kAxes; ++a) {
+        for (int b = a + 1; b < LawMix::kAxes; ++b) {
+          gain += open.count({a, mix.axis(a), b, mix.axis(b)});
+        }
+      }
+      if (gain > best_gain) {
+        best_gain = gain;
+        best = mix;
+      }
+    }
+    for (int a = 0; a < LawMix::kAxes; ++a) {
+      for (int b = a + 1; b < LawMix::kAxes; ++b) {
+        open.erase({a, best.axis(a), b, best.axis(b)});
+      }
+    }
+    cover.push_back(best);
+  }
+  return cover;
+}
+
+/// Owns the models of one mix and the scheduler over their Any views.
+class LawRun {
+ public:
+  LawRun(const LawMix& mix, std::uint64_t seed, int operations)
+      : mix_(mix), rng_(seed), operations_(operations), executor_(capabilities(), seed ^ 0x5EED) {
+    build();
+  }
+
+  /// Runs; afterwards errors() is empty iff every law held.
+  void run() {
+    for (int i = 0; i < operations_ && errors_.size() < 5; ++i) {
+      operation();
+      check(false);
+    }
+    finish();
+    check(true);
+  }
+
+  [[nodiscard]] const std::vector<std::string>& errors() const { return errors_; }
+  [[nodiscard]] std::uint64_t digest() const { return digest_; }
+  [[nodiscard]] std::int64_t plans() const { return plans_; }
+  [[nodiscard]] const SchedulerStats& final_stats() const { return final_stats_; }
+  [[nodiscard]] std::int64_t kv_reads() const { return executor_.kv_reads; }
+
+ private:
+  static constexpr std::int64_t kBudget = 48;
+
+  [[nodiscard]] Capabilities capabilities() const {
+    Capabilities caps;
+    caps.max_tokens = 160;
+    caps.max_sequences = mix_.pressure == 0 ? 8 : 12;
+    caps.in_order = mix_.host != 3;
+    caps.future_tokens = mix_.host >= 2;
+    return caps;
+  }
+  [[nodiscard]] int depth() const {
+    constexpr int kDepths[] = {1, 2, 3, 8};
+    return kDepths[mix_.host];
+  }
+
+  void build() {
+    static_.emplace(StaticSizer::Config{.batch = 5});
+    budget_.emplace(TokenBudgetSizer::Config{.budget = kBudget});
+    dynamic_.emplace(DynamicSizer::Config{});
+    equal_.emplace(EqualTokens::Config{.parts = 3, .min_tokens = 2});
+    const std::int64_t blocks = mix_.pressure == 0 ? 256 : 24;
+    pool_.emplace(BlockPool<>::Config{.num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
+    FcfsAdmission::Config admission;
+    admission.compose = static_cast<FcfsAdmission::Compose>(mix_.compose);
+    admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
+    admission.reserve_tokens = 64;
+    admission.max_bypass = 3;
+    admission_.emplace(admission);
+    AnyBatchSizer sizers[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(*static_), AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
+    AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_), AnyMicroBatchSplitter(*equal_)};
+    AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_), AnyKVCachePool(null_pool_)};
+    SchedulerConfig config;
+    config.max_live_requests = 24;
+    config.max_queued_tokens = 6000;
+    config.max_context_tokens = 512;
+    config.max_plans_in_flight = depth();
+    config.resource_caps[0] = 3;
+    auto made = AnyScheduler::make(config, capabilities(), sizers[mix_.sizer], splitters[mix_.splitter],
+                                   AnyExpertBalancer(balancer_), pools[mix_.pool], AnyAdmission(*admission_));
+    if (!made) {
+      char text[200];
+      format_status(made.status(), text, sizeof(text));
+      errors_.push_back(text);
+      return;
+    }
+    scheduler_.emplace(std::move(made).value());
+    kv_limit_ = mix_.pool == 2 ? 512 : std::min<std::int64_t>(512, blocks * 4);
+    executor_.tolerates_garbage = mix_.faults > 0;
+    if (mix_.faults > 0) {
+      executor_.faults = {.not_run = 40, .partial = 30, .failed = 60, .stop = 50};
+    }
+  }
+
+  void fail(const std::string& text) { errors_.push_back(text + " at operation " + std::to_string(done_)); }
+
+  void operation() {
+    ++done_;
+    now_.ns += rng_.between(0, 3) * 400'000 + (rng_.one_in(40) ? 60'000'000 : 0) - (rng_.one_in(25) ? 900'000 : 0);
+    switch (rng_.between(0, 9)) {
+      case 0:
+      case 1:
+      case 2: submit(); break;
+      case 3:
+        if (rng_.one_in(4)) {
+          cancel();
+        }
+        break;
+      case 4:
+        if (rng_.one_in(60) && mix_.faults > 0) {
+          scheduler_->pause(rng_.one_in(2) ? PauseMode::New : PauseMode::All);
+          paused_ = true;
+        } else if (paused_ && rng_.one_in(2)) {
+          scheduler_->resume();
+          paused_ = false;
+        }
+        break;
+      case 5: events_.drain(*scheduler_); break;
+      default: step(); break;
+    }
+  }
+
+  void submit() {
+    ToyRequest r;
+    Request& q = r.request;
+    q.id = RequestId{static_cast<std::uint64_t>(rng_.between(1, 40))};
+    q.user_data = next_tag_++;
+    const std::int64_t length = rng_.one_in(12) ? rng_.between(60, 150) : rng_.between(1, 40);
+    if (rng_.one_in(4)) {
+      q.prompt.kind = PromptKind::Digests;
+      q.prompt.length = length;
+      q.prompt.digest_unit = rng_.one_in(2) ? 4 : 8;
+      const std::uint64_t family = static_cast<std::uint64_t>(rng_.between(0, 2));
+      std::uint64_t chain = family * 2 + static_cast<std::uint64_t>(q.prompt.digest_unit);
+      const std::int64_t fork = rng_.between(0, 12);
+      for (std::int64_t i = 0; i < length / q.prompt.digest_unit; ++i) {
+        chain = combine64(chain, i < fork ? family : q.user_data);
+        r.digests.push_back({chain, mix64(chain)});
+      }
+    } else {
+      const std::uint64_t family = static_cast<std::uint64_t>(rng_.between(0, 2));
+      const std::int64_t fork = rng_.one_in(3) ? length : rng_.between(0, length);
+      for (std::int64_t i = 0; i < length; ++i) {
+        r.prompt.push_back(static_cast<Token>(
+            mix64((i < fork ? family : q.user_data + 10) * 131U + static_cast<std::uint64_t>(i)) % 50000U));
+      }
+    }
+    q.max_new_tokens = rng_.one_in(15) ? 0 : (rng_.one_in(20) ? kOpenEnded : rng_.between(1, 30));
+    if (rng_.one_in(3)) {
+      r.stop.push_back(toy_token(q.id.value, rng_.between(0, 10)));
+      q.min_new_tokens = q.max_new_tokens > 0 ? rng_.between(0, q.max_new_tokens) : 0;
+    }
+    q.scope.has_tenant_salt = rng_.one_in(3);
+    q.scope.tenant_salt = static_cast<std::uint64_t>(rng_.between(0, 1));
+    q.arrival = now_;
+    if (rng_.one_in(10)) {
+      q.start_by = now_ + DurationNs{rng_.between(-1, 20) * 1'000'000};
+    }
+    if (rng_.one_in(10)) {
+      q.finish_by = now_ + DurationNs{rng_.between(1, 60) * 1'000'000};
+    }
+    if (rng_.one_in(4)) {
+      q.slo = {milliseconds(20), milliseconds(2)};
+    }
+    q.no_prefix_read = rng_.one_in(10);
+    q.sync_decode = rng_.one_in(6);
+    q.atomic_prefill = rng_.one_in(12);
+    ResourceNeed need{0, rng_.between(0, 4)};
+    if (rng_.one_in(8)) {
+      q.resources = {&need, 1};
+    }
+    // The executor must know a request before it can be planned: look first what submit would say.
+    const bool is_alive = ids_.count(q.id.value) != 0;
+    if (!is_alive) {
+      executor_.add(r);
+    }
+    const Request view = [&] {
+      Request v = r.view();
+      v.resources = q.resources;
+      return v;
+    }();
+    const Status s = scheduler_->submit(view);
+    ++submitted_;
+    if (s.is_ok()) {
+      if (is_alive) {
+        fail("a live id was accepted twice");
+      }
+      ids_[q.id.value] = q.user_data;
+      requests_[q.user_data] = r;
+    } else {
+      ++rejected_;
+      if (is_alive && s.code != Errc::Duplicate && s.code != Errc::CanNeverFit && s.code != Errc::Expired &&
+          s.code != Errc::QueueFull && s.code != Errc::InvalidArgument) {
+        fail(std::string("unexpected refusal: ") + to_string(s.code));
+      }
+    }
+  }
+
+  void cancel() {
+    const RequestId id{static_cast<std::uint64_t>(rng_.between(1, 42))};
+    const Status s = scheduler_->cancel(id);
+    if (s.is_ok() != (ids_.count(id.value) != 0)) {
+      fail("cancel answered wrongly");
+    }
+    if (s.is_ok()) {
+      cancelled_.insert(ids_[id.value]);
+    }
+  }
+
+  void step() {
+    const StepPlan* plan = scheduler_->plan(now_);
+    if (plan != nullptr) {
+      ++plans_;
+      digest_ = plan_digest(*plan, digest_);
+      check_plan(*plan);
+      in_flight_.push_back(plan);
+    } else {
+      check_progress();
+    }
+    // Settle some of what is in flight.
+    if (!in_flight_.empty() && mix_.faults == 2 && rng_.one_in(25)) {
+      const auto index = static_cast<std::size_t>(rng_.between(0, static_cast<std::int64_t>(in_flight_.size()) - 1));
+      const auto why = static_cast<AbandonReason>(rng_.between(0, rng_.one_in(4) ? 2 : 1));
+      if (!scheduler_->abandon(*in_flight_[index], why, now_)) {
+        fail("abandon was refused");
+      }
+      in_flight_.resize(index);
+    }
+    const bool is_full = static_cast<int>(in_flight_.size()) == depth();
+    while (!in_flight_.empty() && (is_full || plan == nullptr || rng_.one_in(3))) {
+      settle_oldest();
+      if (!rng_.one_in(2)) {
+        break;
+      }
+    }
+  }
+
+  void settle_oldest() {
+    const StepPlan& plan = *in_flight_.front();
+    StepResultBuffer result;
+    if (!scheduler_->make_result(result)) {
+      fail("make_result");
+    }
+    result.reset(plan);
+    executor_.execute(plan, result);
+    now_.ns += 700'000;
+    const Status s = scheduler_->commit(plan, result.view(), now_);
+    if (!s) {
+      char text[200];
+      format_status(s, text, sizeof(text));
+      fail(text);
+    }
+    in_flight_.pop_front();
+  }
+
+  void check_plan(const StepPlan& plan) {
+    const std::int64_t limits[] = {160, 160, kBudget, 160};
+    bool is_atomic = false;
+    for (const Chunk& c : plan.chunks) {
+      const ToyRequest& r = requests_[c.user_data];
+      is_atomic = is_atomic || r.request.atomic_prefill;
+      if (r.request.atomic_prefill && c.kind == ChunkKind::Prefill && c.context_length < static_cast<std::int64_t>(r.prompt.size())) {
+        fail("an atomic prompt was cut");
+      }
+      if (c.context_length > kv_limit_) {
+        fail("a context outgrew the pool");
+      }
+    }
+    if (plan.num_tokens() > limits[mix_.sizer]) {
+      fail("a plan exceeds the sizer's tokens");
+    }
+    if (!in_flight_.empty() && !capabilities().future_tokens) {
+      for (const Chunk& c : plan.chunks) {
+        for (const StepPlan* other : in_flight_) {
+          for (const Chunk& o : other->chunks) {
+            if (o.user_data == c.user_data) {
+              fail("a sequence stands in two plans without future tokens");
+            }
+          }
+        }
+      }
+    }
+  }
+
+  /// Law 5: without a plan there is a reason, and with nothing in flight only a pause or a wait is one.
+  void check_progress() {
+    const PlanStatus status = scheduler_->status();
+    const SchedulerStats stats = scheduler_->stats();
+    if (status.state == PlanState::Planned) {
+      fail("no plan, yet the status says planned");
+    }
+    if (in_flight_.empty() && !paused_ && stats.live > 0 && status.state != PlanState::NotBefore) {
+      const PoolStats pool = scheduler_->pool_stats();
+      fail(std::string("nothing in flight, live requests and no plan: ") + to_string(status.cause) + ", running " +
+           std::to_string(stats.running) + ", waiting " + std::to_string(stats.waiting) + ", free blocks " +
+           std::to_string(pool.free_blocks) + ", cached " + std::to_string(pool.cached_blocks));
+    }
+    if (stats.live == 0 && in_flight_.empty() && status.state != PlanState::Idle && status.state != PlanState::Closed) {
+      fail("nothing live and not idle");
+    }
+  }
+
+  void check(bool is_final) {
+    const Status s = scheduler_->check();
+    if (!s) {
+      char text[200];
+      format_status(s, text, sizeof(text));
+      fail(text);
+    }
+    const SchedulerStats stats = scheduler_->stats();
+    if (stats.submitted != submitted_ || stats.rejected != rejected_ ||
+        stats.submitted != stats.rejected + stats.live + stats.finished + stats.cancelled + stats.expired + stats.failed) {
+      fail("law 1: the request counters disagree");
+    }
+    const PoolStats pool = scheduler_->pool_stats();
+    if (pool.free_blocks + pool.cached_blocks + pool.referenced_blocks != pool.total_blocks) {
+      fail("law 2: the block counters disagree");
+    }
+    if (is_final) {
+      if (stats.live != 0 || pool.referenced_blocks != 0 || stats.running != 0 || stats.waiting != 0 || stats.queued_tokens != 0) {
+        fail("something is left at the end");
+      }
+      final_stats_ = stats;
+    }
+    for (const std::string& e : executor_.errors) {
+      fail(e);
+    }
+    for (const std::string& e : events_.errors) {
+      fail(e);
+    }
+    executor_.errors.clear();
+    events_.errors.clear();
+    for (auto& [tag, record] : events_.records) {
+      if (record.terminals == 0 || !open_.insert(tag).second) {
+        continue;
+      }
+      check_outcome(tag, record);
+    }
+  }
+
+  /// A terminal event arrived: is it the right one, with the right tokens?
+  void check_outcome(std::uint64_t tag, const ToyRecord& record) {
+    const ToyRequest& r = requests_[tag];
+    const std::uint64_t id = r.request.id.value;
+    ids_.erase(id);
+    if (record.terminals != 1) {
+      fail("not exactly one terminal event");
+    }
+    for (std::size_t i = 0; i < record.tokens.size(); ++i) {
+      if (record.tokens[i] != toy_token(id, static_cast<std::int64_t>(i))) {
+        fail("law 10: a token depends on the schedule");
+        break;
+      }
+    }
+    const auto n = static_cast<std::int64_t>(record.tokens.size());
+    if (record.terminal == EventKind::Finished) {
+      const std::int64_t prompt = r.request.prompt.kind == PromptKind::Tokens ? static_cast<std::int64_t>(r.prompt.size()) : r.request.prompt.length;
+      std::int64_t expected = r.request.max_new_tokens == kOpenEnded ? kv_limit_ + 1 - prompt : r.request.max_new_tokens;
+      FinishReason reason = r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity : FinishReason::Length;
+      for (std::int64_t i = 0; i < expected; ++i) {
+        if (!r.stop.empty() && toy_token(id, i) == r.stop[0] && i + 1 >= r.request.min_new_tokens) {
+          expected = i + 1;
+          reason = FinishReason::StopToken;
+        }
+      }
+      if (record.reason == FinishReason::Host ? n > expected : (n != expected || record.reason != reason)) {
+        fail("request " + std::to_string(tag) + " finished with " + std::to_string(n) + " tokens, expected " + std::to_string(expected));
+      }
+    } else if (record.terminal == EventKind::Cancelled && cancelled_.count(tag) == 0) {
+      fail("cancelled without a cancel");
+    } else if (record.terminal == EventKind::Expired && r.request.start_by == kNever && r.request.finish_by == kNever) {
+      fail("expired without a deadline");
+    } else if (record.terminal == EventKind::Failed && mix_.faults == 0) {
+      fail("failed without a fault");
+    }
+  }
+
+  void finish() {
+    executor_.faults = {};
+    scheduler_->resume();
+    paused_ = false;
+    scheduler_->close();
+    for (int i = 0; i < 20000 && scheduler_->stats().live > 0 && errors_.size() < 5; ++i) {
+      now_.ns += 100'000;
+      step();
+      events_.drain(*scheduler_);
+    }
+    while (!in_flight_.empty()) {
+      settle_oldest();
+    }
+    events_.drain(*scheduler_);
+    if (scheduler_->plan(now_) != nullptr || scheduler_->status().state != PlanState::Closed) {
+      fail("a closed and empty scheduler must say closed");
+    }
+  }
+
+  LawMix mix_;
+  SplitMix64 rng_;
+  int operations_;
+  ToyExecutor executor_;
+  ToyEvents events_;
+  UnboundedSizer unbounded_;
+  std::optional<StaticSizer> static_;
+  std::optional<TokenBudgetSizer> budget_;
+  std::optional<DynamicSizer> dynamic_;
+  NoSplit no_split_;
+  std::optional<EqualTokens> equal_;
+  NullBalancer balancer_;
+  std::optional<BlockPool<>> pool_;
+  NullPool null_pool_;
+  std::optional<FcfsAdmission> admission_;
+  std::optional<AnyScheduler> scheduler_;
+  std::deque<const StepPlan*> in_flight_;
+  std::map<std::uint64_t, ToyRequest> requests_;   // by tag
+  std::map<std::uint64_t, std::uint64_t> ids_;     // live id -> tag
+  std::set<std::uint64_t> cancelled_;
+  std::set<std::uint64_t> open_;                   // tags whose outcome was checked
+  std::vector<std::string> errors_;
+  SchedulerStats final_stats_{};
+  TimeNs now_{1'000'000'000};
+  std::uint64_t next_tag_ = 100;
+  std::uint64_t submitted_ = 0;
+  std::uint64_t rejected_ = 0;
+  std::uint64_t digest_ = 0;
+  std::int64_t plans_ = 0;
+  std::int64_t kv_limit_ = 0;
+  int done_ = 0;
+  bool paused_ = false;
+};
+
+}  // namespace dynbatch::test

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// A host for tests: an executor that keeps real (small) KV contents behind the block tables it is told,
+/// checks every read against what the sequence should see, and produces tokens that depend on the
+/// request and the position only. What a schedule gets wrong shows as a wrong read or a wrong token.
+#include <dynbatch/base/hash.hpp>
+#include <dynbatch/base/random.hpp>
+#include <dynbatch/model/capabilities.hpp>
+#include <dynbatch/model/event.hpp>
+#include <dynbatch/model/request.hpp>
+#include <dynbatch/model/step_plan.hpp>
+#include <dynbatch/model/step_result.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace dynbatch::test {
+
+/// What a test submits; owns what the Request points to.
+struct ToyRequest {
+  Request request;
+  std::vector<Token> prompt;
+  std::vector<ContentDigest> digests;
+  std::vector<Token> stop;
+
+  /// The Request with its spans set.
+  Request view() {
+    request.prompt.tokens = request.prompt.kind == PromptKind::Tokens ? std::span<const Token>(prompt)
+                                                                      : std::span<const Token>();
+    request.prompt.digests = digests;
+    request.stop_tokens = stop;
+    return request;
+  }
+};
+
+/// The token that any correct schedule gives request `id` as output `index`.
+inline Token toy_token(std::uint64_t id, std::int64_t index) {
+  return static_cast<Token>(mix64(id * 1000003U + static_cast<std::uint64_t>(index)) % 50000U);
+}
+
+/// How often an executor misbehaves: one chunk in n, 0 = never.
+struct ToyFaults {
+  std::int64_t not_run = 0;
+  std::int64_t partial = 0;
+  std::int64_t failed = 0;
+  std::int64_t stop = 0;
+};
+
+class ToyExecutor {
+ public:
+  ToyExecutor(const Capabilities& capabilities, std::uint64_t seed) : capabilities_(capabilities), rng_(seed) {}
+
+  [[nodiscard]] Capabilities capabilities() const { return capabilities_; }
+
+  void add(const ToyRequest& r) { requests_[r.request.id.value] = r; outputs_[r.request.id.value] = {}; }
+  void forget(std::uint64_t id) { requests_.erase(id); outputs_.erase(id); }
+
+  ToyFaults faults;
+  /// Where chunks or plans may fail, later work already under way reads what was never written. It then
+  /// computes garbage, as a real engine would, and the scheduler must throw that away. Where nothing
+  /// fails, a wrong read is reported at once.
+  bool tolerates_garbage = false;
+  std::vector<std::string> errors;
+  std::int64_t kv_reads = 0;
+
+  void execute(const StepPlan& plan, StepResultBuffer& result) {
+    apply_deltas(plan);
+    check_shape(plan);
+    for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
+      const Chunk& chunk = plan.chunks[c];
+      Outcome outcome{};
+      std::int32_t ran = chunk.num_tokens;
+      if (faults.not_run > 0 && rng_.one_in(faults.not_run)) {
+        outcome.kind = OutcomeKind::NotRun;
+        ran = 0;
+      } else if (faults.failed > 0 && rng_.one_in(faults.failed)) {
+        outcome.kind = OutcomeKind::Failed;
+        ran = 0;
+      } else if (faults.partial > 0 && chunk.num_tokens > 1 && rng_.one_in(faults.partial)) {
+        outcome = {OutcomeKind::Partial, FinishReason::None,
+                   static_cast<std::int32_t>(rng_.between(0, chunk.num_tokens - 1))};
+        ran = outcome.tokens;
+      }
+      const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok);
+      if (chunk.num_samples > 0) {
+        if (outcome.kind == OutcomeKind::Ok) {
+          const std::int64_t index = chunk.context_length - prompt_length(chunk.request.value);
+          const Token token = is_clean ? toy_token(chunk.request.value, index) : kGarbageToken;
+          last_token_[chunk.row.value] = token;
+          result.add_sample(token);
+          if (faults.stop > 0 && rng_.one_in(faults.stop)) {
+            outcome = {OutcomeKind::Stop, FinishReason::Host, 1};
+          }
+        } else {
+          last_token_[chunk.row.value] = kGarbageToken;
+          result.add_sample(std::span<const Token>{});
+        }
+      }
+      result.set_outcome(c, outcome);
+    }
+    result.set_measured(DurationNs{1'000'000});
+  }
+
+ private:
+  std::int64_t prompt_length(std::uint64_t id) const {
+    const ToyRequest& r = requests_.at(id);
+    return r.request.prompt.kind == PromptKind::Tokens ? static_cast<std::int64_t>(r.prompt.size())
+                                                       : r.request.prompt.length;
+  }
+
+  void fail(const std::string& text) {
+    if (errors.size() < 20) {
+      errors.push_back(text);
+    }
+  }
+
+  void apply_deltas(const StepPlan& plan) {
+    for (const GroupPlan& group : plan.groups) {
+      for (const BlockDelta& d : group.deltas) {
+        std::vector<std::int32_t>& table = tables_[d.row.value];
+        if (d.index == 0) {
+          table.clear();
+        }
+        if (static_cast<std::size_t>(d.index) > table.size()) {
+          fail("a delta leaves a gap in a block table");
+        }
+        table.resize(static_cast<std::size_t>(d.index) + 1);
+        table[static_cast<std::size_t>(d.index)] = d.block.value;
+      }
+    }
+  }
+
+  void check_shape(const StepPlan& plan) {
+    std::set<std::int32_t> rows;
+    std::int64_t tokens = 0;
+    std::int32_t samples = 0;
+    for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
+      const Chunk& chunk = plan.chunks[c];
+      if (!rows.insert(chunk.row.value).second) {
+        fail("a row stands twice in a plan");
+      }
+      if (chunk.num_tokens < 1 || chunk.first_token != tokens || plan.query_start[c] != tokens ||
+          chunk.first_sample != samples || plan.rows[c] != chunk.row.value ||
+          plan.context_lengths[c] != chunk.context_length ||
+          chunk.context_length != chunk.first_position + chunk.num_tokens) {
+        fail("a chunk does not fit its plan");
+      }
+      tokens += chunk.num_tokens;
+      samples += chunk.num_samples;
+    }
+    if (tokens != plan.num_tokens() || samples != plan.num_samples ||
+        tokens > capabilities_.max_tokens || plan.query_start.back() != tokens ||
+        static_cast<std::int64_t>(plan.chunks.size()) > capabilities_.max_sequences) {
+      fail("a plan's sums are wrong or exceed the capabilities");
+    }
+    std::int32_t token = 0;
+    for (const MicroBatch& mb : plan.micro_batches) {
+      if (mb.first_token != token || mb.last_token <= mb.first_token) {
+        fail("micro-batches do not tile the plan");
+      }
+      token = mb.last_token;
+    }
+    if (token != tokens) {
+      fail("micro-batches do not cover the plan");
+    }
+  }
+
+  /// Content of position p of a request: its token, or for a digest prompt the digest of its unit.
+  std::uint64_t content(std::uint64_t id, std::int64_t p) const {
+    const ToyRequest& r = requests_.at(id);
+    const std::int64_t prompt = prompt_length(id);
+    if (p >= prompt) {
+      return static_cast<std::uint64_t>(toy_token(id, p - prompt));
+    }
+    if (r.request.prompt.kind == PromptKind::Tokens) {
+      return static_cast<std::uint64_t>(r.prompt[static_cast<std::size_t>(p)]);
+    }
+    const auto unit = static_cast<std::size_t>(p / r.request.prompt.digest_unit);
+    // Positions behind the last whole unit are private to the request.
+    return unit < r.digests.size() ? r.digests[unit].low + static_cast<std::uint64_t>(p)
+                                   : mix64(id * 77U + static_cast<std::uint64_t>(p));
+  }
+  std::uint64_t scope_hash(std::uint64_t id) const {
+    const CacheScope& s = requests_.at(id).request.scope;
+    std::uint64_t h = combine64(1, s.model_epoch);
+    h = combine64(h, s.has_tenant_salt ? s.tenant_salt + 1 : 0);
+    h = combine64(h, s.has_adapter ? combine64(s.adapter_id + 1, s.adapter_version) : 0);
+    return h;
+  }
+  /// Hash of everything position p's KV depends on.
+  std::uint64_t chain(std::uint64_t id, std::int64_t p) {
+    std::vector<std::uint64_t>& known = chains_[id];
+    if (known.empty() || chain_owner_[id] != requests_.at(id).request.user_data) {
+      known.assign(1, scope_hash(id));
+      chain_owner_[id] = requests_.at(id).request.user_data;
+    }
+    while (static_cast<std::int64_t>(known.size()) <= p + 1) {
+      known.push_back(combine64(known.back(), content(id, static_cast<std::int64_t>(known.size()) - 1)));
+    }
+    return known[static_cast<std::size_t>(p) + 1];
+  }
+
+  /// Runs the first `ran` tokens; false if what it computed is garbage.
+  bool run(const StepPlan& plan, const Chunk& chunk, std::int32_t ran, bool spoil) {
+    const std::uint64_t id = chunk.request.value;
+    if (requests_.find(id) == requests_.end()) {
+      fail("a plan names an unknown request");
+      return false;
+    }
+    bool is_clean = true;
+    auto garbage = [&](const std::string& text) {
+      if (!tolerates_garbage) {
+        fail("request " + std::to_string(id) + " " + text);
+      }
+      is_clean = false;
+    };
+    const std::int64_t prompt = prompt_length(id);
+    for (std::int32_t i = 0; i < chunk.num_tokens; ++i) {
+      const auto t = static_cast<std::size_t>(chunk.first_token + i);
+      const std::int32_t p = chunk.first_position + i;
+      if (plan.positions[t] != p) {
+        fail("a position is wrong");
+      }
+      Token token = plan.tokens[t];
+      if (is_future_token(token)) {
+        token = last_token_[row_of_future_token(token).value];
+      }
+      const bool is_hidden = requests_.at(id).request.prompt.kind == PromptKind::Digests && p < prompt;
+      if (!is_hidden && static_cast<std::uint64_t>(token) != content(id, p)) {
+        garbage("has a wrong token at position " + std::to_string(p));
+      }
+    }
+    if (plan.groups.empty()) {
+      return is_clean;
+    }
+    const std::int32_t block_size = plan.groups[0].spec.block_size;
+    const std::vector<std::int32_t>& table = tables_[chunk.row.value];
+    auto slot_of = [&](std::int32_t p) {
+      const auto index = static_cast<std::size_t>(p / block_size);
+      if (index >= table.size()) {
+        fail("a block table is too short");
+        return std::int64_t{-1};
+      }
+      return static_cast<std::int64_t>(table[index]) * block_size + p % block_size;
+    };
+    const std::int32_t end = chunk.first_position + ran;
+    for (std::int32_t p = 0; p < chunk.first_position && ran > 0 && is_clean; ++p) {
+      ++kv_reads;
+      if (kv_[slot_of(p)] != chain(id, p)) {
+        garbage("reads foreign KV at position " + std::to_string(p) + " of " + std::to_string(chunk.context_length));
+      }
+    }
+    for (std::int32_t p = chunk.first_position; p < chunk.first_position + chunk.num_tokens; ++p) {
+      const std::int64_t slot = slot_of(p);
+      if (plan.groups[0].token_slots[static_cast<std::size_t>(chunk.first_token + p - chunk.first_position)].value != slot) {
+        fail("a token slot differs from the block table");
+      }
+      // What a chunk was planned to write and did not is garbage, whoever held the place before.
+      if (p < end) {
+        kv_[slot] = is_clean ? chain(id, p) : kGarbageKv;
+      } else if (spoil) {
+        kv_[slot] = kGarbageKv;
+      }
+    }
+    return is_clean;
+  }
+
+  static constexpr Token kGarbageToken = 777777;
+  static constexpr std::uint64_t kGarbageKv = 0xDEAD;
+
+  Capabilities capabilities_;
+  SplitMix64 rng_;
+  std::unordered_map<std::uint64_t, ToyRequest> requests_;
+  std::unordered_map<std::uint64_t, std::vector<Token>> outputs_;
+  std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> chains_;
+  std::unordered_map<std::uint64_t, std::uint64_t> chain_owner_;
+  std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
+  std::unordered_map<std::int64_t, std::uint64_t> kv_;
+  std::unordered_map<std::int32_t, Token> last_token_;
+};
+
+/// What happened to one request, from its events.
+struct ToyRecord {
+  std::vector<Token> tokens;
+  std::vector<EventKind> kinds;
+  int terminals = 0;
+  EventKind terminal = EventKind::Accepted;
+  FinishReason reason = FinishReason::None;
+  Errc error = Errc::Ok;
+  std::int64_t preemptions = 0;
+};
+
+/// Drains all events into records; checks the order that law 1 promises.
+class ToyEvents {
+ public:
+  std::map<std::uint64_t, ToyRecord> records;  // by user_data, unique a request
+  std::vector<std::string> errors;
+
+  template <class Scheduler>
+  void drain(Scheduler& scheduler) {
+    Event buffer[7];
+    std::size_t n = 0;
+    do {
+      n = scheduler.poll(buffer);
+      for (std::size_t i = 0; i < n; ++i) {
+        take(buffer[i]);
+      }
+    } while (n == std::size(buffer));
+  }
+
+ private:
+  void take(const Event& e) {
+    ToyRecord& r = records[e.user_data];
+    if (r.terminals > 0) {
+      errors.push_back("an event after the terminal event");
+    }
+    if (r.kinds.empty() != (e.kind == EventKind::Accepted)) {
+      errors.push_back("accepted must be the first event, once");
+    }
+    r.kinds.push_back(e.kind);
+    switch (e.kind) {
+      case EventKind::FirstToken:
+      case EventKind::Tokens:
+        if ((e.kind == EventKind::FirstToken) != r.tokens.empty() ||
+            e.first_index != static_cast<std::int64_t>(r.tokens.size()) ||
+            e.count != static_cast<std::int64_t>(e.tokens.size())) {
+          errors.push_back("token events out of order");
+        }
+        r.tokens.insert(r.tokens.end(), e.tokens.begin(), e.tokens.end());
+        break;
+      case EventKind::Preempted: r.preemptions += e.count; break;
+      default: break;
+    }
+    if (is_terminal(e.kind)) {
+      ++r.terminals;
+      r.terminal = e.kind;
+      r.reason = e.reason;
+      r.error = e.error;
+      if (e.count != static_cast<std::int64_t>(r.tokens.size())) {
+        errors.push_back("the terminal event counts other tokens than were delivered");
+      }
+    }
+  }
+};
+
+}  // namespace dynbatch::test
