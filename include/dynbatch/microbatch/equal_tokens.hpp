@@ -6,9 +6,11 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/concepts/micro_batch_splitter.hpp>
+#include <dynbatch/model/step_plan.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -44,17 +46,19 @@ class EqualTokens {
   }
 
   [[nodiscard]] SplitDecision split(const SplitInput& in) noexcept {
-    SplitDecision out;
-    if (!should_split(in)) {
-      return out;
-    }
     // Places where a cut may lie are numbered in token order from 1: the border before each chunk
     // but the first, and every token but the first of a chunk that may be cut.
     std::int64_t num_places = -1;
-    std::int64_t total = 0;
+    RankSummary own;
+    own.num_chunks = static_cast<std::int32_t>(in.chunks.size());
     for (const Chunk& chunk : in.chunks) {
       num_places += 1 + places_inside(chunk);
-      total += chunk.num_tokens;
+      own.num_tokens += chunk.num_tokens;
+      own.prefill_tokens += chunk.kind == ChunkKind::Prefill ? chunk.num_tokens : 0;
+    }
+    SplitDecision out;
+    if (in.ranks.empty() ? !can_split(own) : !can_all_split(in.ranks)) {
+      return out;
     }
     const std::int64_t parts = config_.parts;
     std::int64_t previous = 0;
@@ -62,9 +66,9 @@ class EqualTokens {
       // Every later cut needs a place of its own behind this one.
       const std::int64_t last = num_places - (parts - 1 - part);
       if (previous >= last) {
-        return {};  // Too few places; with summaries should_split() has excluded this on all ranks.
+        return {};  // This rank's summary did not describe its chunks.
       }
-      const Place place = best_place(in, total, part, previous + 1, last);
+      const Place place = best_place(in, own.num_tokens, part, previous + 1, last);
       out.cuts[out.count] = place.cut;
       ++out.count;
       previous = place.number;
@@ -84,30 +88,21 @@ class EqualTokens {
     return config_.cut_inside && chunk.kind == ChunkKind::Prefill ? chunk.num_tokens - 1 : 0;
   }
 
-  /// Whether a step of this shape offers `parts` - 1 places: so many chunks, or so many tokens that
-  /// may be told apart. Uses only what a RankSummary holds, so that all ranks agree.
-  [[nodiscard]] bool can_split(std::int64_t tokens, std::int64_t prefill_tokens,
-                               std::int64_t num_chunks) const noexcept {
-    return tokens >= max_of<std::int64_t>(config_.min_tokens, config_.parts) &&
-           (num_chunks >= config_.parts || (config_.cut_inside && prefill_tokens >= config_.parts));
+  /// Whether a step of this shape offers `parts` - 1 places: so many chunks, or so many prompt
+  /// tokens. Uses only what a summary holds, so that all ranks agree.
+  [[nodiscard]] bool can_split(const RankSummary& step) const noexcept {
+    return step.num_tokens >= max_of<std::int64_t>(config_.min_tokens, config_.parts) &&
+           (step.num_chunks >= config_.parts ||
+            (config_.cut_inside && step.prefill_tokens >= config_.parts));
   }
 
-  [[nodiscard]] bool should_split(const SplitInput& in) const noexcept {
-    if (!in.ranks.empty()) {
-      for (const RankSummary& rank : in.ranks) {
-        if (!can_split(rank.num_tokens, rank.prefill_tokens, rank.num_chunks)) {
-          return false;
-        }
+  [[nodiscard]] bool can_all_split(std::span<const RankSummary> ranks) const noexcept {
+    for (const RankSummary& rank : ranks) {
+      if (!can_split(rank)) {
+        return false;
       }
-      return true;
     }
-    std::int64_t tokens = 0;
-    std::int64_t prefill_tokens = 0;
-    for (const Chunk& chunk : in.chunks) {
-      tokens += chunk.num_tokens;
-      prefill_tokens += chunk.kind == ChunkKind::Prefill ? chunk.num_tokens : 0;
-    }
-    return can_split(tokens, prefill_tokens, static_cast<std::int64_t>(in.chunks.size()));
+    return true;
   }
 
   /// The place numbered `first` to `last` where cut `part` lies best.
@@ -115,6 +110,7 @@ class EqualTokens {
                                  std::int64_t first, std::int64_t last) const noexcept {
     const std::int64_t target = total * part / config_.parts;
     Place border;  // The nearest allowed border; the later of two equally near ones.
+    std::int64_t border_start = -1;
     std::int64_t border_miss = -1;
     std::int64_t wanted = 0;  // Number of the place at `target`, or of the border next to it.
     std::int64_t start = 0;
@@ -124,7 +120,11 @@ class EqualTokens {
       const std::int64_t miss = start < target ? target - start : start - target;
       if (number >= first && number <= last && (border_miss < 0 || miss <= border_miss)) {
         border = {{static_cast<std::int32_t>(i), 0}, number};
+        border_start = start;
         border_miss = miss;
+      }
+      if (start > target && number >= first) {
+        break;  // Every further border misses by more.
       }
       const std::int64_t inside = places_inside(chunk);
       const std::int64_t end = start + chunk.num_tokens;
@@ -136,21 +136,12 @@ class EqualTokens {
       number += inside + 1;
     }
     // |border / total - part / parts| <= 1 / (25 * parts), in integers.
-    const std::int64_t off =
-        border_miss < 0 ? 0 : start_of(in, border.cut.chunk) * config_.parts - total * part;
+    const std::int64_t off = border_start * config_.parts - total * part;
     const bool is_near = border_miss >= 0 && (off < 0 ? -off : off) * 25 <= total;
     if (is_near || (border_miss >= 0 && !config_.cut_inside)) {
       return border;
     }
     return place_of(in, clamp_to(wanted, first, last));
-  }
-
-  [[nodiscard]] static std::int64_t start_of(const SplitInput& in, std::int32_t chunk) noexcept {
-    std::int64_t start = 0;
-    for (std::int32_t i = 0; i < chunk; ++i) {
-      start += in.chunks[static_cast<std::size_t>(i)].num_tokens;
-    }
-    return start;
   }
 
   [[nodiscard]] Place place_of(const SplitInput& in, std::int64_t wanted) const noexcept {
