@@ -5,13 +5,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fmt/format.h>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace {
@@ -25,8 +26,8 @@ CostResult fail(std::string error) {
 }
 
 // Reads a coefficient of at most an hour as a whole number of 1 / `per_ms` milliseconds.
-bool read_number(const Json& set, const char* key, bool required, double per_ms, std::int64_t& value,
-                 std::string& problem) {
+bool read_number(const Json& set, const char* key, bool required, double per_ms,
+                 std::int64_t& value, std::string& problem) {
   constexpr double kLargestMs = 3.6e6;
   const auto found = set.find(key);
   if (found == set.end() && !required) {
@@ -34,7 +35,8 @@ bool read_number(const Json& set, const char* key, bool required, double per_ms,
   }
   const double ms = found != set.end() && found->is_number() ? found->get<double>() : std::nan("");
   if (!(ms >= 0.0 && ms <= kLargestMs)) {
-    problem = fmt::format("'{}' must be a number of milliseconds from 0 to {:.0f}", key, kLargestMs);
+    problem =
+        fmt::format("'{}' must be a number of milliseconds from 0 to {:.0f}", key, kLargestMs);
     return false;
   }
   value = std::llround(ms * per_ms);
@@ -50,9 +52,10 @@ CostResult read_set(const Json& set, std::string_view file) {
     return fail(fmt::format("{}: a cost set must be a JSON object", file));
   }
   if (set.contains("form") && !set.contains("a_ms")) {
-    return fail(fmt::format("{}: sets given as formulas are not supported, only a_ms, b_ms_per_req, "
-                            "c_ms_per_kv_token and d_ms_per_prefill_token",
-                            file));
+    return fail(
+        fmt::format("{}: sets given as formulas are not supported, only a_ms, b_ms_per_req, "
+                    "c_ms_per_kv_token and d_ms_per_prefill_token",
+                    file));
   }
   if (!read_number(set, "a_ms", true, 1e6, cost.fixed_ns, problem) ||
       !read_number(set, "b_ms_per_req", true, 1e9, cost.decode_row_ps, problem) ||

@@ -38,7 +38,8 @@ void fill_percentiles(Distribution& d, At&& at) {
   d.max = at(d.count - 1);
 }
 
-// Most requests at once on one unit: arrived and not ended. Ends come before arrivals of the same time.
+// Most requests at once on one unit: arrived and not ended. Ends come before arrivals of the same
+// time.
 std::int64_t max_concurrent(std::span<const SimulatedRequest> records) {
   struct Change {
     std::int32_t unit;
@@ -151,8 +152,7 @@ bool meets_slo(const SimulatedRequest& record, const Slo& slo) noexcept {
     return false;
   }
   // A request that wants no output has no first token: its end counts.
-  const std::int64_t first =
-      record.first_token_ns >= 0 ? record.first_token_ns : record.finish_ns;
+  const std::int64_t first = record.first_token_ns >= 0 ? record.first_token_ns : record.finish_ns;
   if (first - record.arrival_ns > slo.ttft.ns) {
     return false;
   }
@@ -216,8 +216,7 @@ ReplayMetrics measure(std::span<const SimulatedRequest> records, RunTotals& tota
   m.total_token_throughput =
       ratio(static_cast<double>(m.total_input_tokens) + static_cast<double>(m.total_output_tokens),
             unit_seconds);
-  m.slo_attainment =
-      ratio(static_cast<double>(num_good), static_cast<double>(m.num_requests));
+  m.slo_attainment = ratio(static_cast<double>(num_good), static_cast<double>(m.num_requests));
   m.goodput_slo = ratio(good_tokens, unit_seconds);
   m.max_concurrent_requests = max_concurrent(records);
   m.ttft_ms = summarise(ttft);

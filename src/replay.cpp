@@ -29,13 +29,15 @@ Status ReplayConfig::validate() const noexcept {
     return {Errc::InvalidConfig, "kv_tokens", kv_tokens, std::int64_t{1} << 35, "out of range"};
   }
   if (max_sequences < 1 || max_sequences > 65'536) {
-    return {Errc::InvalidConfig, "max_sequences", max_sequences, 65'536, "must be from 1 to 65,536"};
+    return {Errc::InvalidConfig, "max_sequences", max_sequences, 65'536,
+            "must be from 1 to 65,536"};
   }
   if (block_size < 1 || block_size > 65'536) {
     return {Errc::InvalidConfig, "block_size", block_size, 65'536, "must be from 1 to 65,536"};
   }
   if (kv_tokens < block_size) {
-    return {Errc::InvalidConfig, "kv_tokens", kv_tokens, block_size, "must hold at least one block"};
+    return {Errc::InvalidConfig, "kv_tokens", kv_tokens, block_size,
+            "must hold at least one block"};
   }
   if (max_step_tokens < 1) {
     return {Errc::InvalidConfig, "max_step_tokens", max_step_tokens, 1, "must be at least 1"};
@@ -95,14 +97,15 @@ UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_
   setup.scheduler.max_live_requests = clamp_to<std::int64_t>(count, 1, kMostLiveRequests);
   setup.scheduler.max_context_tokens =
       min_of(saturating_add(longest_input, part.max_new), kLongestContext);
-  setup.scheduler.max_queued_tokens = clamp_to(
-      queued_tokens, setup.scheduler.max_context_tokens, kMostQueuedTokens);
+  setup.scheduler.max_queued_tokens =
+      clamp_to(queued_tokens, setup.scheduler.max_context_tokens, kMostQueuedTokens);
   return part;
 }
 
 void fill_digests(std::vector<ContentDigest>& out, const TraceRequest& request, std::uint64_t index,
                   std::uint64_t seed, std::int32_t block_size) {
-  const auto count = static_cast<std::size_t>(min_of(request.input_tokens, kLongestContext) / block_size);
+  const auto count =
+      static_cast<std::size_t>(min_of(request.input_tokens, kLongestContext) / block_size);
   const std::size_t num_shared =
       request.prefix_group == 0
           ? 0

@@ -115,8 +115,8 @@ inline Result chunked(const std::vector<Request>& requests, const Cost& cost, st
   return result;
 }
 
-/// What the padding of an ended row costs: it grows with the batch, as in the published comparison, or
-/// the longest context so far counts.
+/// What the padding of an ended row costs: it grows with the batch, as in the published comparison,
+/// or the longest context so far counts.
 enum class Padding { Grows, Stays };
 
 /// Request-level batches: an idle engine takes what waits (1 to `batch`) in one prefill step; every

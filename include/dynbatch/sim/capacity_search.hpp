@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// CapacitySearch: bisects the rate scale at which a wanted share of the requests is still served in time.
+/// CapacitySearch: bisects the rate scale at which a wanted share of the requests is still served
+/// in time.
 #include <dynbatch/base/config.hpp>
 
 #include <cmath>
@@ -9,14 +10,15 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Ask next(), replay at that scale, report() the attainment, until is_done(). Doubles or halves from
-/// 1 until the wanted attainment lies between two scales, then bisects geometrically.
+/// Ask next(), replay at that scale, report() the attainment, until is_done(). Doubles or halves
+/// from 1 until the wanted attainment lies between two scales, then bisects geometrically.
 class CapacitySearch {
  public:
   struct Config {
-    double attainment = 0.9;   ///< Wanted share; (0, 1].
-    double precision = 0.0025; ///< Stop when the failing scale is at most this share above the good one.
-    double smallest = 0x1p-20; ///< Scales are sought in [smallest, largest].
+    double attainment = 0.9;  ///< Wanted share; (0, 1].
+    double precision =
+        0.0025;  ///< Stop when the failing scale is at most this share above the good one.
+    double smallest = 0x1p-20;  ///< Scales are sought in [smallest, largest].
     double largest = 0x1p20;
   };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// Step-cost models: how long a simulated step takes. Sets fitted on real engines, and a file reader.
+/// Step-cost models: how long a simulated step takes. Sets fitted on real engines, and a file
+/// reader.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
@@ -16,7 +17,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Says how long an engine needs for a plan. A pure function, at least 1 ns: virtual time must pass.
+/// Says how long an engine needs for a plan. A pure function, at least 1 ns: virtual time must
+/// pass.
 template <class M>
 concept StepCostModel = std::copyable<M> && requires(const M& m, const StepPlan& plan) {
   { m.step_time(plan) } noexcept -> std::same_as<DurationNs>;
@@ -42,7 +44,8 @@ static_assert(StepCostModel<LinearCost>);
 struct CostSet {
   const char* name = "";
   LinearCost model{};
-  double mape_percent = -1.0;  ///< Mean absolute error of the fit; negative = the source gives none.
+  double mape_percent =
+      -1.0;  ///< Mean absolute error of the fit; negative = the source gives none.
   const char* source = "";
 };
 
@@ -72,16 +75,16 @@ inline constexpr CostSet kLlama8bH100Tp1TrtLlm{
     kSiliconSource};
 /// Llama-3.1-8B, vLLM, 1 H100.
 inline constexpr CostSet kLlama8bH100Tp1VllmBlis{
-    "llama3.1-8b_h100_tp1_vllm_blis", detail::linear_cost(5'753'000, 6'000'000, 0, 17'250'000), -1.0,
-    "inference-sim f90a1e3a testdata/goldendataset.json (Apache-2.0)"};
+    "llama3.1-8b_h100_tp1_vllm_blis", detail::linear_cost(5'753'000, 6'000'000, 0, 17'250'000),
+    -1.0, "inference-sim f90a1e3a testdata/goldendataset.json (Apache-2.0)"};
 /// Qwen3-235B-A22B fp8, TensorRT-LLM, 4 H100, experts over all 4; 62 points, concurrency 4 to 128.
 inline constexpr CostSet kQwen235bFp8H100Tp4TrtLlm{
     "qwen3-235b-a22b_fp8_h100_tp4ep4_trtllm",
     detail::linear_cost(14'100'000, 144'000'000, 10'970, 37'500'000), 6.5, kSiliconSource};
 /// DeepSeek-R1 fp8, SGLang, 8 H200; 30 points, concurrency 4 to 64.
 inline constexpr CostSet kDeepSeekR1Fp8H200Tp8Sglang{
-    "deepseek-r1_fp8_h200_tp8_sglang",
-    detail::linear_cost(9'110'000, 364'000'000, 0, 38'400'000), 4.1, kSiliconSource};
+    "deepseek-r1_fp8_h200_tp8_sglang", detail::linear_cost(9'110'000, 364'000'000, 0, 38'400'000),
+    4.1, kSiliconSource};
 
 /// All built-in sets; the first is the tool's default.
 inline constexpr std::array<CostSet, 6> kCostSets{
@@ -106,8 +109,8 @@ struct [[nodiscard]] CostResult {
 };
 
 /// Reads a set from JSON text: {"name", "a_ms", "b_ms_per_req", "c_ms_per_kv_token",
-/// "d_ms_per_prefill_token" [, "host_overhead_ms", "mape", "source"]}, or {"sets": [...]} of these, of
-/// which `set_name` is taken (the only one if empty). `file` stands in errors.
+/// "d_ms_per_prefill_token" [, "host_overhead_ms", "mape", "source"]}, or {"sets": [...]} of these,
+/// of which `set_name` is taken (the only one if empty). `file` stands in errors.
 DYNBATCH_API CostResult parse_cost(std::string_view text, std::string_view set_name,
                                    std::string_view file);
 

@@ -171,8 +171,8 @@ class UnitReplay {
         if (event.kind == EventKind::Preempted) {
           record.preemptions += static_cast<std::int32_t>(event.count);
         } else if (is_terminal(event.kind)) {
-          record.status = event.kind == EventKind::Finished ? RequestStatus::Finished
-                                                            : RequestStatus::Failed;
+          record.status =
+              event.kind == EventKind::Finished ? RequestStatus::Finished : RequestStatus::Failed;
           record.finish_ns = event.time.ns;
           record.output_tokens = event.count;
           ++num_ended_;

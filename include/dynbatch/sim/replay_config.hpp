@@ -15,28 +15,32 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 /// What is simulated. One unit is one engine; units share nothing.
 struct ReplayConfig {
-  std::int64_t kv_tokens = 600'000;      ///< KV places a unit; >= 1, rounded down to whole blocks.
-  std::int32_t max_sequences = 256;      ///< Rows a unit; >= 1.
-  std::int32_t block_size = 16;          ///< Tokens a block; >= 1.
-  std::int64_t max_step_tokens = 1 << 20;///< What one step may compute; policies set smaller budgets.
-  std::int64_t max_new_tokens = 8'192;   ///< Requests are submitted with at least this; see max_new_of().
-  bool cuts_outputs = false;             ///< Outputs longer than max_new_tokens are cut to it.
-  std::int32_t units = 1;                ///< Request i goes to unit i mod units; >= 1.
-  bool offline = false;                  ///< Everything arrives at t = 0.
-  double rate_scale = 1.0;               ///< Arrival times are divided by it; > 0.
-  Slo slo{};                             ///< Set on every request.
-  std::uint64_t seed = 1;                ///< Makes the prompts' contents.
+  std::int64_t kv_tokens = 600'000;  ///< KV places a unit; >= 1, rounded down to whole blocks.
+  std::int32_t max_sequences = 256;  ///< Rows a unit; >= 1.
+  std::int32_t block_size = 16;      ///< Tokens a block; >= 1.
+  std::int64_t max_step_tokens =
+      1 << 20;  ///< What one step may compute; policies set smaller budgets.
+  std::int64_t max_new_tokens =
+      8'192;                  ///< Requests are submitted with at least this; see max_new_of().
+  bool cuts_outputs = false;  ///< Outputs longer than max_new_tokens are cut to it.
+  std::int32_t units = 1;     ///< Request i goes to unit i mod units; >= 1.
+  bool offline = false;       ///< Everything arrives at t = 0.
+  double rate_scale = 1.0;    ///< Arrival times are divided by it; > 0.
+  Slo slo{};                  ///< Set on every request.
+  std::uint64_t seed = 1;     ///< Makes the prompts' contents.
   bool prefix_caching = true;
-  void (*progress)(void* context, double fraction) = nullptr;  ///< Called now and then; may be null.
+  void (*progress)(void* context,
+                   double fraction) = nullptr;  ///< Called now and then; may be null.
   void* progress_context = nullptr;
 
   [[nodiscard]] DYNBATCH_API Status validate() const noexcept;
 };
 
 /// The max_new_tokens that all requests of `trace` are submitted with: the larger of the configured
-/// number and the longest output rounded up to a power of two, so that no policy learns a true length
-/// from it; the configured number itself where it cuts.
-[[nodiscard]] DYNBATCH_API std::int64_t max_new_of(const Trace& trace, const ReplayConfig& config) noexcept;
+/// number and the longest output rounded up to a power of two, so that no policy learns a true
+/// length from it; the configured number itself where it cuts.
+[[nodiscard]] DYNBATCH_API std::int64_t max_new_of(const Trace& trace,
+                                                   const ReplayConfig& config) noexcept;
 
 /// Records in trace order, and what else was counted. `status` says why a run stopped early.
 struct ReplayRun {

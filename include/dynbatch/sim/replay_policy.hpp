@@ -20,6 +20,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
                                                    std::size_t* position = nullptr);
 
 /// Whether `spec` names a bundle and all its options are good, without a run.
-[[nodiscard]] DYNBATCH_API Status check_policy(const PolicySpec& spec, std::size_t* position = nullptr);
+[[nodiscard]] DYNBATCH_API Status check_policy(const PolicySpec& spec,
+                                               std::size_t* position = nullptr);
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// SimulatedExecutor: an Executor without a model. Virtual time passes as a cost model says, and each
-/// request ends at the length that its trace gives.
+/// SimulatedExecutor: an Executor without a model. Virtual time passes as a cost model says, and
+/// each request ends at the length that its trace gives.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/executor.hpp>
@@ -20,8 +20,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Runs plans whose requests carry their index in `requests` as user_data. Owns the virtual clock. It
-/// alone knows the output lengths. Costs a few ns a chunk; allocates for the list of gaps only.
+/// Runs plans whose requests carry their index in `requests` as user_data. Owns the virtual clock.
+/// It alone knows the output lengths. Costs a few ns a chunk; allocates for the list of gaps only.
 template <StepCostModel Cost>
 class SimulatedExecutor {
  public:
@@ -56,7 +56,8 @@ class SimulatedExecutor {
     busy_ns_ += last_step_.ns;
     ++num_steps_;
     result.set_measured(last_step_);
-    // Most decoding rows had their last token at the end of the step before: one gap for all of them.
+    // Most decoding rows had their last token at the end of the step before: one gap for all of
+    // them.
     const std::int64_t usual_gap = now_.ns - previous_end_ns_;
     std::int64_t num_usual = 0;
     for (std::size_t i = 0; i < plan.chunks.size(); ++i) {

@@ -11,9 +11,9 @@ using dynbatch::Distribution;
 using dynbatch::measure;
 using dynbatch::milliseconds;
 using dynbatch::ReplayMetrics;
-using dynbatch::SimulatedRequest;
 using dynbatch::RequestStatus;
 using dynbatch::RunTotals;
+using dynbatch::SimulatedRequest;
 using dynbatch::Slo;
 using dynbatch::WeightedValue;
 
@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kMs = 1'000'000;
 
 SimulatedRequest finished(std::int64_t arrival_ms, std::int64_t first_ms, std::int64_t end_ms,
-                       std::int64_t outputs) {
+                          std::int64_t outputs) {
   SimulatedRequest r;
   r.arrival_ns = arrival_ms * kMs;
   r.scheduled_ns = arrival_ms * kMs;
@@ -54,7 +54,8 @@ TEST_CASE("percentiles interpolate between the closest ranks", "[sim][metrics]")
   CHECK(d.count == 4);
   CHECK(d.mean == Approx(3.75));
   CHECK(d.median == Approx(3.0));
-  CHECK(d.std_dev == Approx(std::sqrt((2.75 * 2.75 + 1.75 * 1.75 + 0.25 * 0.25 + 4.25 * 4.25) / 4)));
+  CHECK(d.std_dev ==
+        Approx(std::sqrt((2.75 * 2.75 + 1.75 * 1.75 + 0.25 * 0.25 + 4.25 * 4.25) / 4)));
   CHECK(d.p90 == Approx(6.8));
   CHECK(d.max == 8.0);
 }
@@ -75,7 +76,8 @@ TEST_CASE("weighted values summarise like their expansion", "[sim][metrics]") {
 
 TEST_CASE("metrics follow the definitions of the serving benchmark", "[sim][metrics]") {
   // 2 requests finish, 1 is rejected: TTFT 100 and 300 ms, TPOT 20 ms and (one token) none.
-  std::vector<SimulatedRequest> records{finished(0, 100, 300, 11), finished(1'000, 1'300, 1'300, 1)};
+  std::vector<SimulatedRequest> records{finished(0, 100, 300, 11),
+                                        finished(1'000, 1'300, 1'300, 1)};
   records.emplace_back();
   records[2].arrival_ns = 2'000 * kMs;
   records[2].finish_ns = 2'000 * kMs;
@@ -134,7 +136,7 @@ TEST_CASE("attainment needs both limits, counts one token as TPOT 0 and equal as
 TEST_CASE("concurrency is the most on one unit, an end before an arrival of the same time",
           "[sim][metrics]") {
   std::vector<SimulatedRequest> records{finished(0, 1, 10, 2), finished(10, 11, 20, 2),
-                                     finished(5, 6, 15, 2), finished(0, 1, 100, 2)};
+                                        finished(5, 6, 15, 2), finished(0, 1, 100, 2)};
   RunTotals totals;
   CHECK(measure(records, totals, Slo{}, 1).max_concurrent_requests == 3);
   records[3].unit = 1;
@@ -146,11 +148,11 @@ TEST_CASE("R40 - an empty run has defined statistics", "[sim][metrics]") {
   const ReplayMetrics m = measure({}, totals, Slo{}, 1);
   CHECK(m.num_requests == 0);
   CHECK(m.duration == 0.0);
-  for (const double v : {m.request_rate, m.request_throughput, m.request_goodput,
-                         m.output_throughput, m.total_token_throughput, m.slo_attainment,
-                         m.goodput_slo, m.prefix_cache_hit_tokens_ratio, m.kv_util_mean,
-                         m.kv_util_max, m.mean_step_ms, m.busy_fraction, m.node_seconds,
-                         m.sim_requests_per_s}) {
+  for (const double v :
+       {m.request_rate, m.request_throughput, m.request_goodput, m.output_throughput,
+        m.total_token_throughput, m.slo_attainment, m.goodput_slo, m.prefix_cache_hit_tokens_ratio,
+        m.kv_util_mean, m.kv_util_max, m.mean_step_ms, m.busy_fraction, m.node_seconds,
+        m.sim_requests_per_s}) {
     CHECK(v == 0.0);
   }
   for (const Distribution* d : {&m.ttft_ms, &m.tpot_ms, &m.itl_ms, &m.e2el_ms, &m.queue_delay_ms}) {

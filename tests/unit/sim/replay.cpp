@@ -45,16 +45,16 @@ ReplayRun run_policy(std::string_view policy, const Trace& trace, const ReplayCo
 std::vector<reference::Request> reference_requests(const Trace& trace, const ReplayConfig& config) {
   std::vector<reference::Request> out;
   for (const TraceRequest& r : trace.requests) {
-    out.push_back({config.offline ? 0
-                                  : std::llround(static_cast<double>(r.arrival_ns) / config.rate_scale),
-                   r.input_tokens, r.output_tokens});
+    out.push_back(
+        {config.offline ? 0 : std::llround(static_cast<double>(r.arrival_ns) / config.rate_scale),
+         r.input_tokens, r.output_tokens});
   }
   return out;
 }
 
 bool is_equal(const ReplayRun& run, const reference::Result& expected) {
-  bool equal = run.requests.size() == expected.requests.size() &&
-               run.totals.num_steps == expected.num_steps;
+  bool equal =
+      run.requests.size() == expected.requests.size() && run.totals.num_steps == expected.num_steps;
   for (std::size_t i = 0; equal && i < run.requests.size(); ++i) {
     const auto& request = run.requests[i];
     equal = request.status == RequestStatus::Finished &&
@@ -100,7 +100,8 @@ TEST_CASE("chunked batching equals the reference to the nanosecond", "[sim][repl
 }
 
 TEST_CASE("static batching equals the reference to the nanosecond", "[sim][replay]") {
-  // Whether the padding of an ended row grows with the batch is the scheduler's choice, one for all.
+  // Whether the padding of an ended row grows with the batch is the scheduler's choice, one for
+  // all.
   bool grows = true;
   bool stays = true;
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
@@ -308,12 +309,13 @@ TEST_CASE("the published comparison of the Azure conversation trace comes out", 
   };
   const auto requests = reference_requests(read.trace, config);
   const auto outputs = static_cast<double>(total_output(read.trace, 3'000));
-  CHECK(outputs / (static_cast<double>(
-                       reference::chunked(requests, kReferenceCost, 2'048, 256).end_ns) *
-                   1e-9) ==
+  CHECK(outputs /
+            (static_cast<double>(reference::chunked(requests, kReferenceCost, 2'048, 256).end_ns) *
+             1e-9) ==
         Approx(2'952).epsilon(0.001));
-  CHECK(outputs / (static_cast<double>(reference::request_level(requests, kReferenceCost, 32).end_ns) *
-                   1e-9) ==
+  CHECK(outputs /
+            (static_cast<double>(reference::request_level(requests, kReferenceCost, 32).end_ns) *
+             1e-9) ==
         Approx(743).epsilon(0.001));
   const double chunked = throughput("chunked");
   CHECK(throughput("static:batch=32") == Approx(743).epsilon(0.02));

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tool/replay_command.hpp"
+
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/model/request.hpp>
+#include <dynbatch/scheduler/bundles.hpp>
+#include <dynbatch/sim/capacity_search.hpp>
+#include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/metrics.hpp>
+#include <dynbatch/sim/replay_config.hpp>
+#include <dynbatch/sim/replay_policy.hpp>
+#include <dynbatch/sim/trace.hpp>
+#include <dynbatch/sim/workload.hpp>
+
+#include "tool/report.hpp"
+#include "tool/tool.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace tool {
+namespace {
+
+std::string text_of(const Status& status) {
+  std::array<char, 256> text{};
+  static_cast<void>(format_status(status, text.data(), text.size()));
+  return text.data();
+}
+
+// "policy [#######.............]  35 %" on one line that is overwritten.
+class ProgressBar {
+ public:
+  ProgressBar(std::ostream& stream, bool is_on) : stream_(stream), is_on_(is_on) {}
+
+  void begin(std::string label) {
+    label_ = std::move(label);
+    percent_ = -1;
+    show(0.0);
+  }
+  void show(double fraction) {
+    constexpr int kWidth = 30;
+    const int percent = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * 100.0);
+    if (!is_on_ || percent == percent_) {
+      return;
+    }
+    percent_ = percent;
+    const int done = percent * kWidth / 100;
+    stream_ << fmt::format("\r{} [{:#<{}}{:.<{}}] {:3} %\x1b[K", label_, "", done, "",
+                           kWidth - done, percent)
+            << std::flush;
+  }
+  void clear() {
+    if (is_on_) {
+      stream_ << "\r\x1b[K" << std::flush;
+    }
+  }
+  static void show_fraction(void* self, double fraction) {
+    static_cast<ProgressBar*>(self)->show(fraction);
+  }
+
+ private:
+  std::ostream& stream_;
+  bool is_on_;
+  std::string label_;
+  int percent_ = -1;
+};
+
+class ReplayCommand {
+ public:
+  ReplayCommand(const ReplayOptions& options, std::ostream& out, std::ostream& err,
+                bool shows_progress)
+      : options_(options), out_(out), err_(err), progress_(err, shows_progress) {}
+
+  int run() {
+    for (int (ReplayCommand::*step)() :
+         {&ReplayCommand::check_options, &ReplayCommand::check_policies, &ReplayCommand::read_slo,
+          &ReplayCommand::load_trace, &ReplayCommand::load_cost, &ReplayCommand::run_policies,
+          &ReplayCommand::write_reports}) {
+      if (const int code = (this->*step)(); code != kSuccess) {
+        return code;
+      }
+    }
+    return kSuccess;
+  }
+
+ private:
+  int fail(int code, std::string_view text) {
+    progress_.clear();
+    err_ << "dynbatch: " << text << "\n";
+    return code;
+  }
+
+  int check_options() {
+    ReplayConfig& config = report_.config;
+    const auto out_of_range = [&](const char* name, std::int64_t low, std::int64_t high) {
+      return fail(kUsage, fmt::format("{} must be a whole number from {} to {}", name, low, high));
+    };
+    const bool has_scale = options_.rate_scale != 0.0;
+    if (options_.kv_tokens < config.block_size || options_.kv_tokens > std::int64_t{1} << 35) {
+      return out_of_range("--kv-tokens", config.block_size, std::int64_t{1} << 35);
+    }
+    if (options_.max_seqs < 1 || options_.max_seqs > 65'536) {
+      return out_of_range("--max-seqs", 1, 65'536);
+    }
+    if (options_.max_new < 0 || options_.max_new > std::int64_t{1} << 30) {
+      return out_of_range("--max-new", 1, std::int64_t{1} << 30);
+    }
+    if (options_.units < 1 || options_.units > 65'536) {
+      return out_of_range("--units", 1, 65'536);
+    }
+    if (options_.requests < 0 || options_.requests > 1'000'000'000) {
+      return out_of_range("--requests", 1, 1'000'000'000);
+    }
+    if (has_scale && !(options_.rate_scale >= 1e-9 && options_.rate_scale <= 1e9)) {
+      return fail(kUsage, "--rate-scale must be a number above 0");
+    }
+    if (!(options_.find_capacity >= 0.0 && options_.find_capacity <= 1.0)) {
+      return fail(kUsage, "--find-capacity must lie above 0 and at most at 1");
+    }
+    if (options_.find_capacity > 0.0 && (options_.offline || has_scale)) {
+      return fail(kUsage,
+                  "--find-capacity searches the rate: it excludes --offline and --rate-scale");
+    }
+    if (options_.find_capacity > 0.0 && options_.slo.empty()) {
+      return fail(kUsage, "--find-capacity needs limits: --slo ttft:MS,tpot:MS");
+    }
+    if (options_.offline && has_scale) {
+      return fail(kUsage, "--offline sends everything at t = 0: it excludes --rate-scale");
+    }
+    config.kv_tokens = options_.kv_tokens;
+    config.max_sequences = static_cast<std::int32_t>(options_.max_seqs);
+    config.units = static_cast<std::int32_t>(options_.units);
+    config.offline = options_.offline;
+    config.rate_scale = has_scale ? options_.rate_scale : 1.0;
+    config.seed = options_.seed;
+    config.cuts_outputs = options_.max_new > 0;
+    if (options_.max_new > 0) {
+      config.max_new_tokens = options_.max_new;
+    }
+    report_.find_capacity = options_.find_capacity;
+    return kSuccess;
+  }
+
+  int check_policies() {
+    PolicyListReader reader(options_.policy);
+    while (reader.has_next()) {
+      PolicySpec spec;
+      std::size_t position = 0;
+      Status status = reader.next(spec);
+      position = spec.position;
+      if (status) {
+        status = check_policy(spec, &position);
+      }
+      if (!status) {
+        return fail(kUsage, fmt::format("--policy: {}\n  {}\n  {:>{}}", text_of(status),
+                                        options_.policy, "^", position + 1));
+      }
+      policies_.push_back(spec);
+    }
+    return kSuccess;
+  }
+
+  int read_slo() {
+    std::string_view rest = options_.slo;
+    while (!rest.empty()) {
+      const std::size_t comma = rest.find(',');
+      const std::string_view part = rest.substr(0, comma);
+      rest = comma == std::string_view::npos ? "" : rest.substr(comma + 1);
+      const std::size_t colon = part.find(':');
+      const std::string_view name = part.substr(0, colon);
+      // Read as seconds and divided by 1,000: "100" ms are 100 s / 1,000.
+      std::int64_t ns = 0;
+      const bool is_number =
+          colon != std::string_view::npos && parse_seconds(part.substr(colon + 1), ns) && ns > 0;
+      DurationNs* limit = name == "ttft" ? &report_.config.slo.ttft
+                                         : (name == "tpot" ? &report_.config.slo.tpot : nullptr);
+      if (!is_number || limit == nullptr || *limit != kUnbounded ||
+          (rest.empty() && comma != std::string_view::npos)) {
+        return fail(kUsage,
+                    fmt::format("--slo '{}': write ttft:MS, tpot:MS or both with a comma, each "
+                                "a number of milliseconds above 0",
+                                options_.slo));
+      }
+      limit->ns = ns / 1000;
+    }
+    return kSuccess;
+  }
+
+  int read_window(TraceOptions& window) {
+    if (!options_.start.empty() && !parse_seconds(options_.start, window.start_ns)) {
+      return fail(kUsage, fmt::format("--start '{}' is not a number of seconds", options_.start));
+    }
+    if (!options_.end.empty() && !parse_seconds(options_.end, window.end_ns)) {
+      return fail(kUsage, fmt::format("--end '{}' is not a number of seconds", options_.end));
+    }
+    if (window.end_ns >= 0 && window.end_ns < window.start_ns) {
+      return fail(kUsage, "--end lies before --start");
+    }
+    report_.start_s = static_cast<double>(window.start_ns) * 1e-9;
+    report_.end_s = window.end_ns < 0 ? -1.0 : static_cast<double>(window.end_ns) * 1e-9;
+    return kSuccess;
+  }
+
+  int load_trace() {
+    TraceOptions window;
+    window.order = options_.lenient ? TraceOrder::Lenient : TraceOrder::Strict;
+    window.format = options_.format == "azure"
+                        ? TraceFormat::Azure
+                        : (options_.format == "csv" ? TraceFormat::Csv : TraceFormat::Auto);
+    window.max_requests = options_.requests > 0 ? options_.requests : -1;
+    if (const int code = read_window(window); code != kSuccess) {
+      return code;
+    }
+    if (options_.trace.empty()) {
+      const std::int64_t count = options_.requests > 0 ? options_.requests : kEmbeddedRequests;
+      trace_ = generate_trace(azure_conv_like(count, options_.seed), "azure_conv_like (embedded)");
+      apply_window(trace_, window);
+    } else {
+      TraceResult read = read_trace(options_.trace, window);
+      if (!read) {
+        return fail(kBadInput, read.error.message());
+      }
+      trace_ = std::move(read.trace);
+    }
+    describe_trace();
+    if (options_.find_capacity > 0.0 && report_.trace_rate <= 0.0) {
+      return fail(kBadInput,
+                  fmt::format("{}: --find-capacity needs requests that arrive at different "
+                              "times",
+                              trace_.name));
+    }
+    return kSuccess;
+  }
+
+  void describe_trace() {
+    report_.trace_name = trace_.name;
+    report_.trace_sha256 = trace_.sha256;
+    report_.num_rows = trace_.num_rows;
+    report_.num_skipped_rows = trace_.num_skipped_rows;
+    report_.num_requests = static_cast<std::int64_t>(trace_.requests.size());
+    report_.max_new = max_new_of(trace_, report_.config);
+    if (trace_.requests.empty()) {
+      return;
+    }
+    const auto count = static_cast<double>(trace_.requests.size());
+    for (const TraceRequest& request : trace_.requests) {
+      report_.mean_input_tokens += static_cast<double>(request.input_tokens) / count;
+      report_.mean_output_tokens += static_cast<double>(request.output_tokens) / count;
+    }
+    const std::int64_t span =
+        trace_.requests.back().arrival_ns - trace_.requests.front().arrival_ns;
+    if (span > 0) {
+      report_.trace_rate =
+          count / (static_cast<double>(span) * 1e-9) / static_cast<double>(report_.config.units);
+    }
+  }
+
+  int load_cost() {
+    CostResult found = find_cost(options_.cost.empty() ? kCostSets[0].name : options_.cost);
+    if (!found) {
+      return fail(kBadInput, found.error);
+    }
+    report_.cost = std::move(found.cost);
+    return kSuccess;
+  }
+
+  int run_policies() {
+    for (const PolicySpec& spec : policies_) {
+      PolicyResult result;
+      result.policy = std::string(spec.text);
+      const Status status =
+          report_.find_capacity > 0.0 ? search(spec, result) : run_once(spec, result);
+      if (!status) {
+        return fail(kFailure, fmt::format("{}: {}", spec.text, text_of(status)));
+      }
+      report_.results.push_back(std::move(result));
+    }
+    progress_.clear();
+    return kSuccess;
+  }
+
+  Status run_once(const PolicySpec& spec, PolicyResult& result) {
+    progress_.begin(result.policy);
+    result.rate_scale = report_.config.rate_scale;
+    return replay_into(spec, report_.config, result);
+  }
+
+  Status replay_into(const PolicySpec& spec, ReplayConfig config, PolicyResult& result) {
+    config.progress = &ProgressBar::show_fraction;
+    config.progress_context = &progress_;
+    ReplayRun run = replay_policy(spec, trace_, config, report_.cost.model);
+    if (run.is_ok()) {
+      result.metrics = measure(run.requests, run.totals, config.slo, config.units);
+      result.requests = std::move(run.requests);
+    }
+    return run.status;
+  }
+
+  Status search(const PolicySpec& spec, PolicyResult& result) {
+    CapacitySearch capacity({.attainment = report_.find_capacity});
+    while (!capacity.is_done()) {
+      ReplayConfig config = report_.config;
+      config.rate_scale = capacity.next();
+      progress_.begin(
+          fmt::format("{} at {:.2f} req/s", result.policy, report_.trace_rate * config.rate_scale));
+      PolicyResult trial;
+      if (const Status status = replay_into(spec, config, trial); !status) {
+        return status;
+      }
+      if (capacity.report(trial.metrics.slo_attainment)) {
+        result.metrics = trial.metrics;
+        result.requests = std::move(trial.requests);
+      }
+    }
+    result.rate_scale = capacity.scale();
+    result.num_trials = capacity.num_trials();
+    result.capacity_is_bounded = capacity.is_bounded();
+    return kOk;
+  }
+
+  int write_file(const std::string& path, const std::string& text) {
+    std::ofstream file(path, std::ios::binary);
+    file << text;
+    file.close();
+    return file ? kSuccess : fail(kFailure, fmt::format("cannot write '{}'", path));
+  }
+
+  int write_reports() {
+    out_ << to_table(report_) << std::flush;
+    int code = options_.json.empty() ? kSuccess : write_file(options_.json, to_json(report_));
+    if (code == kSuccess && !options_.csv.empty()) {
+      code = write_file(options_.csv, to_csv(report_));
+    }
+    return code;
+  }
+
+  const ReplayOptions& options_;
+  std::ostream& out_;
+  std::ostream& err_;
+  ProgressBar progress_;
+  std::vector<PolicySpec> policies_;
+  Trace trace_;
+  ReplayReport report_;
+};
+
+}  // namespace
+
+int run_replay(const ReplayOptions& options, std::ostream& out, std::ostream& err,
+               bool shows_progress) {
+  return ReplayCommand(options, out, err, shows_progress).run();
+}
+
+}  // namespace tool
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// What `dynbatch replay` prints and writes: a table, JSON and one CSV row a request.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/model/request.hpp>
+#include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/metrics.hpp>
+#include <dynbatch/sim/replay_config.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace tool {
+
+/// One policy's run; with --find-capacity the run at the capacity.
+struct PolicyResult {
+  std::string policy;
+  ReplayMetrics metrics;
+  std::vector<SimulatedRequest> requests;
+  double rate_scale = 1.0;
+  std::int32_t num_trials = 0;  ///< 0 = no search.
+  bool capacity_is_bounded = true;
+};
+
+struct ReplayReport {
+  std::string trace_name;
+  std::string trace_sha256;  ///< Empty for the embedded workload.
+  std::int64_t num_rows = 0;
+  std::int64_t num_skipped_rows = 0;
+  std::int64_t num_requests = 0;
+  double mean_input_tokens = 0.0;
+  double mean_output_tokens = 0.0;
+  double trace_rate = 0.0;  ///< Requests per second and unit at scale 1; 0 = all at once.
+  double start_s = 0.0;
+  double end_s = -1.0;         ///< -1 = none.
+  std::int64_t max_new = 0;    ///< What requests were submitted with.
+  double find_capacity = 0.0;  ///< Wanted attainment; 0 = no search.
+  ReplayConfig config;
+  NamedCost cost;
+  std::vector<PolicyResult> results;
+
+  [[nodiscard]] bool has_slo() const noexcept {
+    return config.slo.ttft != kUnbounded || config.slo.tpot != kUnbounded;
+  }
+};
+
+[[nodiscard]] std::string to_table(const ReplayReport& report);
+[[nodiscard]] std::string to_json(const ReplayReport& report);
+[[nodiscard]] std::string to_csv(const ReplayReport& report);
+
+}  // namespace tool
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tool/tool.hpp"
+
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/version.hpp>
+#include <dynbatch/sim/cost_model.hpp>
+
+#include "tool/replay_command.hpp"
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace tool {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  dynbatch replay
+      compares static, chunked and dynbatch on an embedded workload
+  dynbatch replay --trace conv.csv --requests 3000 --offline
+      throughput: everything arrives at t = 0
+  dynbatch replay --trace conv.csv --slo ttft:2000,tpot:100 --rate-scale 2
+      twice the trace's rate, and how many requests stay inside the limits
+  dynbatch replay --trace conv.csv --slo ttft:2000,tpot:100 --find-capacity 0.9
+      the highest rate at which 90 % of the requests do
+  dynbatch replay --policy chunked:budget=512,chunked:budget=2048 --json out.json
+      two settings of one policy, with all metrics in a file
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 bad trace or cost file.)";
+
+std::string cost_help() {
+  std::string text = "step-time set: a JSON file (FILE or FILE#SET), or one of";
+  for (const CostSet& set : kCostSets) {
+    text += fmt::format("\n{}", set.name);
+  }
+  return text;
+}
+
+void add_replay_options(CLI::App& command, ReplayOptions& o) {
+  command.add_option("--trace", o.trace, "trace file (default: an embedded workload)");
+  command.add_option("--format", o.format, "auto, azure or csv")
+      ->check(CLI::IsMember({"auto", "azure", "csv"}))
+      ->capture_default_str();
+  command.add_flag("--lenient", o.lenient, "sort rows by arrival, skip rows without tokens");
+  command
+      .add_option("--policy", o.policy,
+                  "NAME[:key=value...][,NAME...] of static, chunked and dynbatch")
+      ->capture_default_str();
+  command.add_option("--cost", o.cost, cost_help());
+  command.add_option("--kv-tokens", o.kv_tokens, "KV places a unit")->capture_default_str();
+  command.add_option("--max-seqs", o.max_seqs, "sequences at once a unit")->capture_default_str();
+  command.add_option("--max-new", o.max_new,
+                     "output limit that requests carry; cuts longer outputs (default: 8192, or the "
+                     "longest output rounded up to a power of two)");
+  command.add_option("--units", o.units, "independent units, request i goes to unit i mod N")
+      ->capture_default_str();
+  command.add_option("--requests", o.requests,
+                     "only the first N rows (embedded workload: how many, default 3000)");
+  command.add_flag("--offline", o.offline, "everything arrives at t = 0");
+  command.add_option("--rate-scale", o.rate_scale, "divide all arrival times by X");
+  command.add_option("--start", o.start, "only arrivals from S seconds on");
+  command.add_option("--end", o.end, "only arrivals before E seconds");
+  command.add_option("--slo", o.slo, "limits ttft:MS,tpot:MS, set on every request");
+  command.add_option("--find-capacity", o.find_capacity,
+                     "search the rate at which this share of the requests stays inside the limits");
+  command.add_option("--seed", o.seed, "of the embedded workload and of prompt contents")
+      ->capture_default_str();
+  command.add_option("--json", o.json, "write configuration and all metrics to a file");
+  command.add_option("--csv", o.csv, "write one row a request to a file");
+}
+
+int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::ostream& err,
+                  bool shows_progress) {
+  CLI::App app{"dynbatch: scheduling for LLM inference engines, simulated", "dynbatch"};
+  app.require_subcommand(1);
+  app.footer(kExamples);
+  ReplayOptions options;
+  CLI::App* replay =
+      app.add_subcommand("replay", "Replay a request trace under one or more policies");
+  replay->footer(kExamples);
+  add_replay_options(*replay, options);
+  const CLI::App* version = app.add_subcommand("version", "Print the version");
+  try {
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 reads from the back
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, out, err) == 0 ? kSuccess : kUsage;
+  }
+  if (version->parsed()) {
+    out << fmt::format("dynbatch {}.{}.{}\n", kVersionMajor, kVersionMinor, kVersionPatch);
+    return kSuccess;
+  }
+  for (const char* name : {"--requests", "--max-new", "--rate-scale", "--find-capacity"}) {
+    // 0 means "not given" in ReplayOptions.
+    if (replay->count(name) > 0 && replay->get_option(name)->as<double>() == 0.0) {
+      err << fmt::format("dynbatch: {} must be above 0\n", name);
+      return kUsage;
+    }
+  }
+  return run_replay(options, out, err, shows_progress);
+}
+
+}  // namespace
+
+int run_tool(const std::vector<std::string>& args, std::ostream& out, std::ostream& err,
+             bool shows_progress) {
+  try {
+    return parse_and_run(args, out, err, shows_progress);
+  } catch (const std::exception& error) {
+    err << "dynbatch: " << error.what() << "\n";
+    return kFailure;
+  }
+}
+
+}  // namespace tool
+}  // namespace dynbatch::inline DYNBATCH_ABI
