@@ -164,6 +164,27 @@ TEST_CASE("a step may run late by what later decodes make good", "[batch]") {
   CHECK(static_cast<double>(limits.max_prefill_tokens) == Approx(980 + 1960).epsilon(0.02));
 }
 
+TEST_CASE("steps under way are taken off the slack", "[batch]") {
+  Config config;
+  config.recovery_tokens = 0;
+  config.min_prefill_tokens = 10;
+  DynamicSizer sizer(config);
+  const TimeNs now = teach(sizer);
+  SizerInput in = decoding_engine(now, 8, milliseconds(50), milliseconds(50));
+  in.plans_in_flight = 1;
+  // One more step of 10.8 ms: 270 tokens fewer than 980.
+  CHECK(static_cast<double>(sizer.limits(in).max_prefill_tokens) == Approx(710).epsilon(0.02));
+}
+
+TEST_CASE("a request that is late for good does not hold back the others", "[batch]") {
+  DynamicSizer sizer;
+  const TimeNs now = teach(sizer);
+  const BatchLimits limits =
+      sizer.limits(decoding_engine(now, 8, DurationNs{-10'000'000'000}, milliseconds(50)));
+  CHECK(limits.max_prefill_tokens == Config{}.max_prefill_tokens);
+  CHECK(limits.max_decode_sequences == 64);
+}
+
 TEST_CASE("a service level that cannot be met is served at the minimum", "[batch]") {
   DynamicSizer sizer;
   const TimeNs now = teach(sizer);
@@ -266,6 +287,38 @@ TEST_CASE("blocks that running sequences share and will grow by count once", "[b
   in.pool.free_blocks = 200;
   // 300 - 100 - 10 x 5 blocks of growth = 150 blocks: 5 requests of 30.
   CHECK(sizer.limits(in).max_decode_sequences == 15);
+}
+
+TEST_CASE("sequences beyond the mean length are not expected to shrink", "[batch]") {
+  DynamicSizer sizer;
+  sizer.observe({.now = {}, .num_finished = 1, .finished_output_tokens = 160});
+  SizerInput in = idle_engine();
+  in.num_decoding = 10;
+  in.running_output_tokens = 10 * 800;
+  in.decoding_kv_tokens = 10 * 1000;
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100 * 320;
+  in.pool.total_blocks = 900;
+  in.pool.referenced_blocks = 600;
+  in.pool.free_blocks = 300;
+  CHECK(sizer.limits(in).max_decode_sequences == 20);
+}
+
+TEST_CASE("the mean output follows what finishes now", "[batch]") {
+  DynamicSizer sizer;
+  for (int i = 0; i < 4096; ++i) {
+    sizer.observe({.now = {}, .num_finished = 1, .finished_output_tokens = 100});
+  }
+  for (int i = 0; i < 8192; ++i) {
+    sizer.observe({.now = {}, .num_finished = 1, .finished_output_tokens = 300});
+  }
+  SizerInput in = idle_engine();
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100 * 16;
+  in.pool.total_blocks = 190;
+  in.pool.free_blocks = 190;
+  // 16 + 287 tokens are 19 blocks; the mean of all that ever finished would make it 16.
+  CHECK(sizer.limits(in).max_decode_sequences == 10);
 }
 
 TEST_CASE("a full pool bounds admission at what runs, never below one", "[batch]") {
