@@ -115,6 +115,7 @@ class SchedulerCore {
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
   void compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
+  bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end, Budget& budget) noexcept;
   void plan_prefills(PlanRecord& record, Budget& budget) noexcept;
   void admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept;
   enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
@@ -143,6 +144,8 @@ class SchedulerCore {
   }
   void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens, Budget& budget) noexcept;
   void append_decode(PlanRecord& record, std::int32_t row) noexcept;
+  std::int32_t append_plain_decodes(PlanRecord& record, std::int32_t index, std::int32_t end,
+                                    std::int64_t& budget) noexcept;
   void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
   void emit_deltas(PlanRecord& record, std::int32_t row) noexcept;
   void drop_planned_chunks(PlanRecord& record) noexcept;
@@ -154,17 +157,21 @@ class SchedulerCore {
 
   // core_settle.hpp
   [[nodiscard]] Status validate_result(const StepPlan& plan, const StepResult& result) const noexcept;
-  void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, std::span<const Token> tokens, TimeNs now,
+  [[nodiscard]] bool is_plain_result(const StepPlan& plan, const StepResult& result) const noexcept;
+  void settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now, StepFeedback& feedback) noexcept;
+  void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const Token* token, TimeNs now,
                     StepFeedback& feedback) noexcept;
-  void append_output(std::int32_t row, Token token, TimeNs now) noexcept;
+  void append_output(RowState& r, Token token, TimeNs now) noexcept;
+  void open_page(RowState& r) noexcept;
   [[nodiscard]] FinishReason stop_reason(const RowState& r, Token token) const noexcept;
-  void finish_row(std::int32_t row, FinishReason reason, TimeNs now) noexcept;
+  void finish_row(std::int32_t row, FinishReason reason, TimeNs now, StepFeedback& feedback) noexcept;
   void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged, bool is_fatal,
                   TimeNs now) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
 
   // core_report.hpp
+  void push_dirty(std::uint32_t slot) noexcept;
   void mark_dirty(std::uint32_t slot) noexcept;
   void sync_record(const RowState& r) noexcept;
   bool report(std::uint32_t slot, std::span<Event> out, std::size_t& n) noexcept;
@@ -210,6 +217,7 @@ class SchedulerCore {
   std::int32_t num_tpot_ = 0;
   std::int64_t decoding_kv_ = 0;      // sum of planned over decoding rows
   std::int64_t running_outputs_ = 0;
+  std::int64_t settled_outputs_ = 0;  // of the commit under way, not in the sums yet
   std::int64_t held_blocks_ = 0;
   std::int32_t batch_rows_ = 0;       // rows of the padded batch under way
   std::int32_t batch_context_ = 0;

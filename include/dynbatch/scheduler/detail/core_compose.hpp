@@ -139,11 +139,24 @@ void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& 
 
 template <class P>
 void SchedulerCore<P>::plan_decodes(PlanRecord& record, Budget& budget) noexcept {
-  const std::int32_t end = decoding_.end();
-  std::int32_t index = decoding_.start();
-  for (std::int32_t i = 0; i < end; ++i, ++index) {
-    if (index >= end) {
-      index = 0;
+  // From the first row that the last step left out to the end, then from the front up to there.
+  const std::int32_t start = decoding_.start();
+  if (plan_decodes_between(record, start, decoding_.end(), budget) &&
+      plan_decodes_between(record, 0, start, budget)) {
+    decoding_.set_start(0);
+  }
+}
+
+/// Plans the decodes of list entries [index, end); false if the budget ran out before.
+template <class P>
+bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
+                                            Budget& budget) noexcept {
+  for (; index < end; ++index) {
+    if (block_size_ > 0) {
+      index = append_plain_decodes(record, index, end, budget.tokens);
+      if (index >= end) {
+        break;
+      }
     }
     const std::int32_t row = decoding_.at(index);
     if (row < 0) {
@@ -155,7 +168,7 @@ void SchedulerCore<P>::plan_decodes(PlanRecord& record, Budget& budget) noexcept
     }
     if (budget.tokens == 0) {
       decoding_.set_start(index);  // whom this step leaves out comes first in the next
-      return;
+      return false;
     }
     if (r.planned >= r.table_tokens && !grow(record, row, r.planned + 1, budget)) {
       continue;
@@ -163,7 +176,7 @@ void SchedulerCore<P>::plan_decodes(PlanRecord& record, Budget& budget) noexcept
     append_decode(record, row);
     --budget.tokens;
   }
-  decoding_.set_start(0);
+  return true;
 }
 
 template <class P>
@@ -192,6 +205,18 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
     std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
                                                 .block_size = max_of(block_size_, 1)});
     n = clamp_to<std::int64_t>(n, record.num_chunks == 0 ? 1 : 0, min_of(left, remaining));
+    // A chunk that did not run leaves an atomic prompt unstarted: it still runs whole, first in its step.
+    const std::int64_t whole = desk_[r.slot].atomic_prefill ? r.prompt_end - r.planned : 0;
+    if (n < whole) {
+      if (record.num_chunks > 0) {
+        prefill_skipped_ = true;
+        note_blocked(r.slot, WaitCause::Budget);
+        continue;
+      }
+      n = whole;
+      budget.tokens = max_of(budget.tokens, n);
+      budget.prefill_tokens = max_of(budget.prefill_tokens, n);
+    }
     if (n > 0 && block_size_ > 0) {
       const std::int64_t missing = blocks_for(r.planned + n) - blocks_for(r.table_tokens);
       if (missing > spare_blocks() + r.held_blocks) {
@@ -203,6 +228,7 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
         const std::int64_t room =
             r.table_tokens + max_of<std::int64_t>(spare_blocks() + r.held_blocks, 0) * block_size_;
         n = min_of(n, room - r.planned);
+        n = n < whole ? 0 : n;
       }
     }
     if (n <= 0) {
@@ -282,7 +308,7 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
         return false;  // blocks come back when plans in flight are settled
       }
       if (num_running_ == 1) {
-        finish_row(row, FinishReason::Capacity, now_);
+        end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished, FinishReason::Capacity, Errc::Ok, now_);
         return false;
       }
       give_way(record, row, budget);

@@ -8,21 +8,26 @@ namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
 template <class P>
-void SchedulerCore<P>::mark_dirty(std::uint32_t slot) noexcept {
-  RequestRecord& record = desk_[slot];
-  if (record.row != kNoRow) {
-    rows_[static_cast<std::size_t>(record.row.value)].is_dirty = true;
-  }
-  if (record.is_dirty) {
-    return;
-  }
-  record.is_dirty = true;
+void SchedulerCore<P>::push_dirty(std::uint32_t slot) noexcept {
   std::size_t tail = dirty_head_ + dirty_count_;
   if (tail >= dirty_.size()) {
     tail -= dirty_.size();
   }
-  dirty_[tail] = slot;
+  dirty_.data()[tail] = slot;
   ++dirty_count_;
+}
+
+/// The request has something to report. While it runs its row remembers that.
+template <class P>
+void SchedulerCore<P>::mark_dirty(std::uint32_t slot) noexcept {
+  RequestRecord& record = desk_[slot];
+  bool& is_dirty = record.state == RequestState::Running
+                       ? rows_[static_cast<std::size_t>(record.row.value)].is_dirty
+                       : record.is_dirty;
+  if (!is_dirty) {
+    is_dirty = true;
+    push_dirty(slot);
+  }
 }
 
 /// Brings the record up to the row's counts.
@@ -136,7 +141,7 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
     --dirty_count_;
     RequestRecord& record = desk_[slot];
     record.is_dirty = false;
-    if (record.row != kNoRow) {
+    if (record.state == RequestState::Running) {
       rows_[static_cast<std::size_t>(record.row.value)].is_dirty = false;
     }
     if (record.state == RequestState::Ended) {

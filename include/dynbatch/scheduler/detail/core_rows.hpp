@@ -53,6 +53,9 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   r = RowState{};
   r.epoch = epoch;
   r.slot = slot;
+  r.sequence = record.sequence;
+  r.request = record.id;
+  r.user_data = record.user_data;
   r.prompt_end = static_cast<std::int32_t>(record.prompt_length);
   r.known = static_cast<std::int32_t>(record.prompt_length + record.outputs);
   r.known_limit = static_cast<std::int32_t>(record.prompt_length + record.max_new);
@@ -127,6 +130,7 @@ void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   for (std::uint8_t i = 0; i < record.num_needs; ++i) {
     resource_use_[record.needs[i].resource] -= record.needs[i].amount;
   }
+  desk_[r.slot].is_dirty = r.is_dirty;
   r.requeue = requeue;
   if (requeue) {
     sync_record(r);

@@ -7,6 +7,35 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
+/// Shape of a result in which everything ran: one token for each sample. Loops that vectorise.
+template <class P>
+bool SchedulerCore<P>::is_plain_result(const StepPlan& plan, const StepResult& result) const noexcept {
+  const auto samples = static_cast<std::size_t>(plan.num_samples);
+  if (result.tokens.size() != samples || !result.continuations.empty()) {
+    return false;
+  }
+  unsigned kinds = 0;
+  for (const Outcome& outcome : result.outcomes) {
+    kinds |= static_cast<unsigned>(outcome.kind);
+  }
+  Token signs = 0;
+  for (const Token token : result.tokens) {
+    signs |= token;
+  }
+  std::int32_t shifted = 0;
+  if (!result.token_begin.empty()) {
+    if (result.token_begin.size() != samples + 1) {
+      return false;
+    }
+    for (std::size_t i = 0; i <= samples; ++i) {
+      shifted |= result.token_begin[i] ^ static_cast<std::int32_t>(i);
+    }
+  }
+  return kinds == 0 && signs >= 0 && shifted == 0 &&
+         (result.outcomes.empty() || result.outcomes.size() == plan.chunks.size());
+}
+
+/// The full check; names what does not fit.
 template <class P>
 Status SchedulerCore<P>::validate_result(const StepPlan& plan, const StepResult& result) const noexcept {
   auto bad = [](const char* field, std::int64_t value, std::int64_t limit, const char* text) {
@@ -37,16 +66,18 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan, const StepResult&
     return bad("tokens", static_cast<std::int64_t>(result.tokens.size()), static_cast<std::int64_t>(samples),
                "one token a sample");
   }
-  Token least = 0;
   for (const Token token : result.tokens) {
-    least = min_of(least, token);
-  }
-  if (least < 0) {
-    return bad("tokens", least, 0, "token ids must not be negative");
+    if (token < 0) {
+      return bad("tokens", token, 0, "token ids must not be negative");
+    }
   }
   for (std::size_t i = 0; i < plan.chunks.size(); ++i) {
     const Chunk& chunk = plan.chunks[i];
     const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];
+    if (outcome.kind > OutcomeKind::Failed) {
+      return bad("outcome.kind", static_cast<std::int64_t>(outcome.kind), static_cast<std::int64_t>(OutcomeKind::Failed),
+                 "no such outcome");
+    }
     const auto s = static_cast<std::size_t>(chunk.first_sample);
     const std::int32_t produced =
         chunk.num_samples == 0 ? 0
@@ -73,60 +104,29 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, 
             num_in_flight_ == 0 ? 0 : static_cast<std::int64_t>(in_flight_plan(0).plan.id.value),
             "plans are committed in order, oldest first"};
   }
-  if (const Status s = validate_result(plan, result); !s) {
-    return s;
+  const bool is_plain = is_plain_result(plan, result);
+  if (!is_plain) {
+    if (const Status s = validate_result(plan, result); !s) {
+      return s;
+    }
   }
   advance_clock(host_now);
   const TimeNs now = now_;
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
-  // First what did not run: its readers, in this plan too, must not count as done.
-  bool is_clean = true;
-  if (!result.outcomes.empty()) {
+  if (is_plain) {
     for (std::size_t i = 0; i < record.num_chunks; ++i) {
-      const Outcome& outcome = result.outcomes[i];
-      is_clean = is_clean && outcome.kind == OutcomeKind::Ok;
-      if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
-        undo_chunk(record.chunks[i], record.undo[i], false, outcome.kind == OutcomeKind::Failed, false, now);
-      } else if (outcome.kind == OutcomeKind::Partial) {
-        Chunk rest = record.chunks[i];
-        rest.first_position += outcome.tokens;
-        RowState& r = rows_[static_cast<std::size_t>(rest.row.value)];
-        if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
-          r.committed = rest.first_position;
-        }
-        undo_chunk(rest, record.undo[i], false, false, false, now);
-      }
+      const Chunk& chunk = record.chunks.data()[i];
+      const Token* token = chunk.num_samples > 0 ? result.tokens.data() + chunk.first_sample : nullptr;
+      settle_chunk(chunk, record.undo.data()[i], token, now, feedback);
+      drop_in_flight(chunk.row.value);
     }
-    if (!is_clean) {
-      reset_readers();
-    }
+  } else {
+    settle_mixed(record, result, now, feedback);
   }
-  for (std::size_t i = 0; i < record.num_chunks; ++i) {
-    const Chunk& chunk = record.chunks.data()[i];
-    const Outcome outcome = is_clean ? Outcome{} : result.outcomes[i];
-    if (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop) {
-      std::span<const Token> tokens{};
-      if (chunk.num_samples > 0) {
-        const auto s = static_cast<std::size_t>(chunk.first_sample);
-        const std::size_t at = result.token_begin.empty() ? s : static_cast<std::size_t>(result.token_begin[s]);
-        tokens = result.tokens.subspan(at, 1);
-      }
-      if (outcome.kind == OutcomeKind::Stop) {
-        const bool is_live = rows_[static_cast<std::size_t>(chunk.row.value)].epoch == record.undo[i].epoch;
-        settle_chunk(chunk, record.undo[i], tokens.first(static_cast<std::size_t>(outcome.tokens)), now, feedback);
-        RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
-        if (is_live && (r.phase == RowPhase::Prefill || r.phase == RowPhase::Decode)) {
-          ++feedback.num_finished;
-          feedback.finished_output_tokens += r.known - r.prompt_end;
-          finish_row(chunk.row.value, outcome.reason == FinishReason::None ? FinishReason::Host : outcome.reason, now);
-        }
-      } else {
-        settle_chunk(chunk, record.undo[i], tokens, now, feedback);
-      }
-    }
-    drop_in_flight(chunk.row.value);
-  }
+  counters_.output_tokens.add(static_cast<std::uint64_t>(settled_outputs_));
+  running_outputs_ += settled_outputs_;
+  settled_outputs_ = 0;
   policies_.pool.settle(plan.id);
   for (const ExpertMove& move : record.moves) {
     policies_.balancer.confirm(move.layer);
@@ -137,68 +137,106 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, 
   }
   feedback.now = now;
   feedback.work = padded_work(plan);
-  feedback.measured = is_clean ? result.measured : DurationNs{};
+  feedback.measured = is_plain || result.outcomes.empty() ? result.measured : DurationNs{};
   policies_.sizer.observe(feedback);
-  oldest_ = (oldest_ + 1) % config_.max_plans_in_flight;
+  oldest_ = oldest_ + 1 == config_.max_plans_in_flight ? 0 : oldest_ + 1;
   --num_in_flight_;
   counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
   return kOk;
 }
 
-/// A chunk that ran: its positions are in KV, its tokens are known.
+/// Takes in a result with outcomes of all kinds. First what did not run: its readers, in this plan too,
+/// must not count as done.
 template <class P>
-void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo, std::span<const Token> tokens,
-                                    TimeNs now, StepFeedback& feedback) noexcept {
+void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now,
+                                    StepFeedback& feedback) noexcept {
+  for (std::size_t i = 0; i < record.num_chunks && !result.outcomes.empty(); ++i) {
+    const Outcome& outcome = result.outcomes[i];
+    if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
+      undo_chunk(record.chunks[i], record.undo[i], false, outcome.kind == OutcomeKind::Failed, false, now);
+    } else if (outcome.kind == OutcomeKind::Partial) {
+      Chunk rest = record.chunks[i];
+      rest.first_position += outcome.tokens;
+      RowState& r = rows_[static_cast<std::size_t>(rest.row.value)];
+      if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
+        r.committed = rest.first_position;
+      }
+      undo_chunk(rest, record.undo[i], false, false, false, now);
+    }
+  }
+  reset_readers();
+  for (std::size_t i = 0; i < record.num_chunks; ++i) {
+    const Chunk& chunk = record.chunks[i];
+    const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];
+    if (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop) {
+      const auto s = static_cast<std::size_t>(chunk.first_sample);
+      const std::size_t at = result.token_begin.empty() ? s : static_cast<std::size_t>(result.token_begin[s]);
+      const bool keeps = chunk.num_samples > 0 && (outcome.kind == OutcomeKind::Ok || outcome.tokens > 0);
+      RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+      const bool is_live = r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining;
+      settle_chunk(chunk, record.undo[i], keeps ? &result.tokens[at] : nullptr, now, feedback);
+      if (outcome.kind == OutcomeKind::Stop && is_live && r.phase != RowPhase::Draining) {
+        finish_row(chunk.row.value, outcome.reason == FinishReason::None ? FinishReason::Host : outcome.reason, now,
+                   feedback);
+      }
+    }
+    drop_in_flight(chunk.row.value);
+  }
+}
+
+/// A chunk that ran: its positions are in KV. `token` is what it produced, nullptr = nothing.
+template <class P>
+void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const Token* token, TimeNs now,
+                                    StepFeedback& feedback) noexcept {
   RowState& r = rows_.data()[chunk.row.value];
   if (r.epoch != undo.epoch || r.phase == RowPhase::Draining) {
     return;  // rolled back, reset or ended meanwhile: the surplus is dropped
   }
   r.committed = chunk.first_position + chunk.num_tokens;
-  if (chunk.num_samples > 0) {
-    --r.pending_samples;
-  }
-  if (!tokens.empty()) {
-    append_output(chunk.row.value, tokens[0], now);
-    const FinishReason reason = stop_reason(r, tokens[0]);
+  r.pending_samples -= chunk.num_samples;
+  if (token != nullptr) {
+    append_output(r, *token, now);
+    const FinishReason reason = stop_reason(r, *token);
     if (reason != FinishReason::None) {
-      ++feedback.num_finished;
-      feedback.finished_output_tokens += r.known - r.prompt_end;
-      finish_row(chunk.row.value, reason, now);
+      finish_row(chunk.row.value, reason, now, feedback);
     }
-  } else if (chunk.num_samples == 0 && r.committed == r.known && r.known == r.known_limit) {
-    ++feedback.num_finished;  // max_new_tokens = 0: the prompt was all there was to do
-    finish_row(chunk.row.value, FinishReason::Length, now);
+  } else if (r.known == r.known_limit && r.committed == r.known && chunk.num_samples == 0) {
+    finish_row(chunk.row.value, FinishReason::Length, now, feedback);  // max_new_tokens = 0: the prompt was all
   }
 }
 
 template <class P>
-void SchedulerCore<P>::append_output(std::int32_t row, Token token, TimeNs now) noexcept {
-  RowState& r = rows_.data()[row];
+void SchedulerCore<P>::append_output(RowState& r, Token token, TimeNs now) noexcept {
   if (r.write_room == 0) {
-    RequestRecord& record = desk_[r.slot];
-    const std::int64_t position = r.known + record.token_base;
-    const std::int64_t page_tokens = desk_.tokens().page_tokens();
-    const std::int64_t page = position / page_tokens;
-    if (page >= record.pages) {
-      desk_.tokens().add_pages(r.slot, record.pages, page + 1);
-      record.pages = page + 1;
-    }
-    r.write = desk_.tokens().at(r.slot, position);
-    r.write_room = static_cast<std::int32_t>(page_tokens - position % page_tokens);
+    open_page(r);
   }
   *r.write++ = token;
   --r.write_room;
   r.last_token = token;
-  if (r.known == r.prompt_end) {
+  r.last_token_ns = now.ns;
+  if (r.known++ == r.prompt_end) {
     r.first_token_ns = now.ns;
   }
-  r.last_token_ns = now.ns;
-  ++r.known;
-  ++running_outputs_;
-  counters_.output_tokens.add(1);
+  ++settled_outputs_;
   if (!r.is_dirty) {
-    mark_dirty(r.slot);
+    r.is_dirty = true;
+    push_dirty(r.slot);
   }
+}
+
+/// Finds the place of the next output: the rest of a page, or a new one from the request's promise.
+template <class P>
+void SchedulerCore<P>::open_page(RowState& r) noexcept {
+  RequestRecord& record = desk_[r.slot];
+  const std::int64_t position = r.known + record.token_base;
+  const std::int64_t page_tokens = desk_.tokens().page_tokens();
+  const std::int64_t page = position / page_tokens;
+  if (page >= record.pages) {
+    desk_.tokens().add_pages(r.slot, record.pages, page + 1);
+    record.pages = page + 1;
+  }
+  r.write = desk_.tokens().at(r.slot, position);
+  r.write_room = static_cast<std::int32_t>(page_tokens - position % page_tokens);
 }
 
 template <class P>
@@ -220,8 +258,14 @@ FinishReason SchedulerCore<P>::stop_reason(const RowState& r, Token token) const
 }
 
 template <class P>
-void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs now) noexcept {
-  end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished, reason, Errc::Ok, now);
+void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs now, StepFeedback& feedback) noexcept {
+  const RowState& r = rows_[static_cast<std::size_t>(row)];
+  running_outputs_ += settled_outputs_;  // the row takes its outputs out of the sum as it leaves
+  counters_.output_tokens.add(static_cast<std::uint64_t>(settled_outputs_));
+  settled_outputs_ = 0;
+  ++feedback.num_finished;
+  feedback.finished_output_tokens += r.known - r.prompt_end;
+  end_request(r.slot, EventKind::Finished, reason, Errc::Ok, now);
 }
 
 /// A chunk that did not run, or not to its end: the row stands again at the chunk's first position. If
@@ -286,10 +330,10 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why, TimeNs
       const ChunkUndo& undo = record.undo[i - 1];
       const bool is_valid = r.epoch == undo.epoch;
       undo_chunk(chunk, undo, true, why == AbandonReason::Lost && p == first, why == AbandonReason::Fatal, now_);
+      // The host may not have seen the plan's deltas: they are told again.
+      r.told_blocks = min_of(r.told_blocks, undo.blocks_before);
       if (is_valid && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
         r.epoch = undo.epoch;  // the row's older chunks stay valid
-        // The host may not have seen the plan's deltas: they are told again.
-        r.told_blocks = undo.blocks_before;
       }
     }
     for (const ExpertMove& move : record.moves) {
