@@ -124,6 +124,9 @@ class ReplayCommand {
     if (options_.requests < 0 || options_.requests > 1'000'000'000) {
       return out_of_range("--requests", 1, 1'000'000'000);
     }
+    if (options_.seed < 0) {
+      return out_of_range("--seed", 0, INT64_MAX);
+    }
     if (has_scale && !(options_.rate_scale >= 1e-9 && options_.rate_scale <= 1e9)) {
       return fail(kUsage, "--rate-scale must be a number above 0");
     }
@@ -145,7 +148,7 @@ class ReplayCommand {
     config.units = static_cast<std::int32_t>(options_.units);
     config.offline = options_.offline;
     config.rate_scale = has_scale ? options_.rate_scale : 1.0;
-    config.seed = options_.seed;
+    config.seed = static_cast<std::uint64_t>(options_.seed);
     config.cuts_outputs = options_.max_new > 0;
     if (options_.max_new > 0) {
       config.max_new_tokens = options_.max_new;
@@ -226,7 +229,8 @@ class ReplayCommand {
     }
     if (options_.trace.empty()) {
       const std::int64_t count = options_.requests > 0 ? options_.requests : kEmbeddedRequests;
-      trace_ = generate_trace(azure_conv_like(count, options_.seed), "azure_conv_like (embedded)");
+      trace_ =
+          generate_trace(azure_conv_like(count, report_.config.seed), "azure_conv_like (embedded)");
       apply_window(trace_, window);
     } else {
       TraceResult read = read_trace(options_.trace, window);

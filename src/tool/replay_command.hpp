@@ -26,7 +26,7 @@ struct ReplayOptions {
   std::int64_t max_new = 0;  ///< 0 = not given.
   std::int64_t units = 1;
   std::int64_t requests = 0;  ///< 0 = all, or kEmbeddedRequests of the embedded workload.
-  std::uint64_t seed = 1;
+  std::int64_t seed = 1;
   double rate_scale = 0.0;     ///< 0 = not given.
   double find_capacity = 0.0;  ///< 0 = not given.
   bool offline = false;

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tool/tool.hpp"
+
+#include <dynbatch/base/version.hpp>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+using nlohmann::json;
+
+namespace {
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+Outcome run(const std::vector<std::string>& args, bool shows_progress = false) {
+  std::ostringstream out;
+  std::ostringstream err;
+  Outcome outcome;
+  outcome.code = dynbatch::tool::run_tool(args, out, err, shows_progress);
+  outcome.out = out.str();
+  outcome.err = err.str();
+  return outcome;
+}
+
+// A folder of its own for one test, removed at its end.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "dynbatch-tool-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  [[nodiscard]] std::string file(const std::string& name) const { return (path_ / name).string(); }
+  [[nodiscard]] std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(file(name), std::ios::binary) << text;
+    return file(name);
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::size_t count_lines(const std::string& text) {
+  std::size_t count = 0;
+  for (const char c : text) {
+    count += c == '\n' ? 1 : 0;
+  }
+  return count;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+const std::string kTrace =
+    "arrival_s,input_tokens,output_tokens,tenant\n"
+    "0.0,100,5,1\n0.5,200,10,2\n1.0,300,1,1\n2.0,50,20,2\n";
+
+}  // namespace
+
+TEST_CASE("version prints the version of the library", "[tool]") {
+  const Outcome o = run({"version"});
+  CHECK(o.code == 0);
+  CHECK(o.err.empty());
+  CHECK(o.out == "dynbatch " + std::to_string(dynbatch::kVersionMajor) + "." +
+                     std::to_string(dynbatch::kVersionMinor) + "." +
+                     std::to_string(dynbatch::kVersionPatch) + "\n");
+}
+
+TEST_CASE("help goes to the output with examples and ends with success", "[tool]") {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"--help"}, std::vector<std::string>{"replay", "--help"}}) {
+    const Outcome o = run(args);
+    CHECK(o.code == 0);
+    CHECK(contains(o.out, "Examples:"));
+    CHECK(contains(o.out, "dynbatch replay --trace conv.csv"));
+    CHECK(contains(o.out, "Exit codes: 0 ok"));
+    CHECK(o.err.empty());
+  }
+  const Outcome replay = run({"replay", "--help"});
+  for (const char* flag :
+       {"--trace", "--format", "--policy", "--cost", "--kv-tokens", "--max-seqs", "--max-new",
+        "--units", "--requests", "--offline", "--rate-scale", "--start", "--end", "--slo",
+        "--find-capacity", "--seed", "--json", "--csv"}) {
+    CHECK(contains(replay.out, flag));
+  }
+}
+
+TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
+  const std::vector<std::vector<std::string>> cases{
+      {},
+      {"play"},
+      {"replay", "--nonsense"},
+      {"replay", "--kv-tokens"},
+      {"replay", "--kv-tokens", "abc"},
+      {"replay", "--kv-tokens", "0"},
+      {"replay", "--kv-tokens", "-5"},
+      {"replay", "--max-seqs", "0"},
+      {"replay", "--max-seqs", "99999999999999999999999"},
+      {"replay", "--max-new", "0"},
+      {"replay", "--units", "0"},
+      {"replay", "--requests", "0"},
+      {"replay", "--requests", "-1"},
+      {"replay", "--rate-scale", "0"},
+      {"replay", "--rate-scale", "-1"},
+      {"replay", "--rate-scale", "nan"},
+      {"replay", "--offline", "--rate-scale", "2"},
+      {"replay", "--find-capacity", "0.9"},
+      {"replay", "--find-capacity", "0", "--slo", "ttft:1"},
+      {"replay", "--find-capacity", "1.1", "--slo", "ttft:1"},
+      {"replay", "--find-capacity", "nan", "--slo", "ttft:1"},
+      {"replay", "--find-capacity", "0.9", "--slo", "ttft:1", "--offline"},
+      {"replay", "--slo", "2000"},
+      {"replay", "--slo", "ttft"},
+      {"replay", "--slo", "ttft:abc"},
+      {"replay", "--slo", "ttft:0"},
+      {"replay", "--slo", "ttft:1,"},
+      {"replay", "--slo", "ttft:1,ttft:2"},
+      {"replay", "--slo", "e2el:5"},
+      {"replay", "--start", "x"},
+      {"replay", "--end", "-1"},
+      {"replay", "--start", "5", "--end", "4"},
+      {"replay", "--format", "jsonl"},
+      {"replay", "--policy", "nonsense"},
+      {"replay", "--policy", "chunked:nonsense=1"},
+      {"replay", "--policy", "chunked:budget=x"},
+      {"replay", "--policy", "chunked,,static"},
+      {"replay", "--policy", ""},
+      {"replay", "--seed", "-1"}};
+  for (const auto& args : cases) {
+    std::string line;
+    for (const std::string& arg : args) {
+      line += arg + " ";
+    }
+    INFO(line);
+    const Outcome o = run(args);
+    CHECK(o.code == 2);
+    CHECK(o.out.empty());
+    CHECK(!o.err.empty());
+  }
+}
+
+TEST_CASE("a wrong policy is pointed at", "[tool]") {
+  const Outcome o = run({"replay", "--policy", "chunked:budget=2048,static:size=4"});
+  CHECK(o.code == 2);
+  CHECK(contains(o.err, "unknown option; static knows: batch"));
+  CHECK(contains(o.err, "\n  chunked:budget=2048,static:size=4\n"));
+  CHECK(contains(o.err, "\n  " + std::string(27, ' ') + "^"));
+}
+
+TEST_CASE("R39, R40 - a bad trace or cost file ends with 3 and nothing is simulated", "[tool]") {
+  const Folder folder;
+  const std::string header = "arrival_s,input_tokens,output_tokens\n";
+  const auto error_of = [&](const std::string& text) {
+    const Outcome o = run({"replay", "--trace", folder.write("bad.csv", text)});
+    CHECK(o.code == 3);
+    CHECK(o.out.empty());
+    CHECK(contains(o.err, folder.file("bad.csv")));
+    return o.err;
+  };
+  CHECK(contains(error_of(header + "0,1,1\nnan,1,1\n"),
+                 "row 2 (line 3), column 'arrival_s', value 'nan'"));
+  CHECK(contains(error_of(header + "0,1,1\n5,1,1\n3,1,1\n"), "row 3 (line 4)"));
+  CHECK(contains(error_of(""), "empty trace"));
+  CHECK(contains(error_of("arrival_s,input_tokens\n"), "column 'output_tokens'"));
+  CHECK(contains(error_of(header + "0,1\n"), "row 1 (line 2)"));
+  CHECK(run({"replay", "--trace", folder.file("absent.csv")}).code == 3);
+  CHECK(run({"replay", "--cost", folder.file("absent.json")}).code == 3);
+  const Outcome cost = run({"replay", "--cost", folder.write("cost.json", "{\"a_ms\": 1}")});
+  CHECK(cost.code == 3);
+  CHECK(contains(cost.err, "'b_ms_per_req' must be a number"));
+  // Capacity needs arrivals that are spread in time.
+  CHECK(run({"replay", "--trace", folder.write("one.csv", header + "0,1,1\n"), "--slo", "ttft:100",
+             "--find-capacity", "0.9"})
+            .code == 3);
+  CHECK(run({"replay", "--lenient", "--trace",
+             folder.write("unsorted.csv", header + "5,1,1\n3,1,1\n")})
+            .code == 0);
+}
+
+TEST_CASE("R40 - a header alone replays to defined statistics", "[tool]") {
+  const Folder folder;
+  const Outcome o = run({"replay", "--trace", folder.write("t.csv", kTrace.substr(0, 44)), "--json",
+                         folder.file("out.json")});
+  INFO(o.err);
+  CHECK(o.code == 0);
+  CHECK_FALSE(contains(o.out, "nan"));
+  const json report = json::parse(read(folder.file("out.json")));
+  CHECK(report["config"]["requests"] == 0);
+  CHECK(report["results"].size() == 3);
+  for (const auto& item : report["results"][0].items()) {
+    if (item.key() != "policy") {
+      CHECK((item.value().is_number() || item.value().is_boolean()));
+    }
+  }
+}
+
+TEST_CASE("the table has one row a policy and says what the numbers mean", "[tool]") {
+  const Folder folder;
+  const Outcome o =
+      run({"replay", "--trace", folder.write("t.csv", kTrace), "--slo", "ttft:200,tpot:50.5"});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  CHECK(o.err.empty());
+  for (const char* text :
+       {"4 requests, 162 tokens in and 9 out", "2.00 req/s a unit",
+        "llama3.1-70b_fp8_h100_tp4_vllm", "MAPE", "TTFT 200 ms, TPOT 50.5 ms", "\nstatic:batch=32 ",
+        "\nchunked:budget=2048 ", "\ndynbatch ", "req/s and tok/s",
+        "in limits: share of all requests", "Most output: "}) {
+    INFO(text);
+    CHECK(contains(o.out, text));
+  }
+  CHECK_FALSE(contains(o.out, "\r"));
+}
+
+TEST_CASE("JSON holds configuration, digest, seed and the metrics of each policy", "[tool]") {
+  const Folder folder;
+  const Outcome o = run({"replay",
+                         "--trace",
+                         folder.write("t.csv", kTrace),
+                         "--policy",
+                         "chunked:budget=512,dynbatch",
+                         "--slo",
+                         "ttft:200",
+                         "--rate-scale",
+                         "2",
+                         "--units",
+                         "2",
+                         "--seed",
+                         "7",
+                         "--json",
+                         folder.file("out.json"),
+                         "--csv",
+                         folder.file("out.csv"),
+                         "--cost",
+                         "llama3.1-8b_h100_tp1_trtllm",
+                         "--kv-tokens",
+                         "50000",
+                         "--max-seqs",
+                         "8"});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  const json report = json::parse(read(folder.file("out.json")));
+  const json& config = report["config"];
+  CHECK(config["requests"] == 4);
+  CHECK(config["units"] == 2);
+  CHECK(config["kv_tokens"] == 50'000);
+  CHECK(config["max_seqs"] == 8);
+  CHECK(config["max_new"] == 8'192);
+  CHECK(config["slo_ttft_ms"] == 200.0);
+  CHECK(config["slo_tpot_ms"].is_null());
+  CHECK(config["cost"]["name"] == "llama3.1-8b_h100_tp1_trtllm");
+  CHECK(config["cost"]["d_ms_per_prefill_token"] == 0.0196);
+  CHECK(report["seed"] == 7);
+  CHECK(report["trace_sha256"].get<std::string>().size() == 64);
+  REQUIRE(report["results"].size() == 2);
+  CHECK(report["results"][0]["policy"] == "chunked:budget=512");
+  const json& r = report["results"][1];
+  CHECK(r["policy"] == "dynbatch");
+  CHECK(r["completed"] == 4);
+  CHECK(r["total_output_tokens"] == 36);
+  // 4 requests in 1 s of scaled time on 2 units.
+  CHECK(r["request_rate"].get<double>() == Approx(2.0));
+  for (const char* name :
+       {"request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
+        "slo_attainment", "goodput_slo", "max_concurrent_requests", "prefix_cache_hit_tokens_ratio",
+        "preemptions", "kv_util_mean", "kv_util_max", "sim_wall_s", "sim_requests_per_s",
+        "node_seconds"}) {
+    INFO(name);
+    CHECK(r[name].is_number());
+  }
+  for (const char* statistic : {"mean", "median", "std", "p50", "p90", "p95", "p99"}) {
+    for (const char* metric : {"ttft", "tpot", "itl", "e2el", "queue_delay"}) {
+      const std::string name = std::string(statistic) + "_" + metric + "_ms";
+      INFO(name);
+      REQUIRE(r.contains(name));
+      CHECK(std::isfinite(r[name].get<double>()));
+    }
+  }
+  // One CSV row a request and policy, below the header.
+  const std::string csv = read(folder.file("out.csv"));
+  CHECK(count_lines(csv) == 9);
+  CHECK(csv.rfind("policy,request_id,unit,status,arrived_at,", 0) == 0);
+  CHECK(contains(csv, "\nchunked:budget=512,1,1,finished,0.250000000,200,10,0.000000000,"));
+}
+
+TEST_CASE("equal seeds give equal reports but for the wall clock", "[tool]") {
+  const Folder folder;
+  const auto report_of = [&](const char* seed) {
+    REQUIRE(run({"replay", "--requests", "200", "--seed", seed, "--rate-scale", "3", "--json",
+                 folder.file("out.json"), "--csv", folder.file("out.csv")})
+                .code == 0);
+    json report = json::parse(read(folder.file("out.json")));
+    for (json& result : report["results"]) {
+      result.erase("sim_wall_s");
+      result.erase("sim_requests_per_s");
+    }
+    return report.dump() + read(folder.file("out.csv"));
+  };
+  const std::string first = report_of("11");
+  CHECK(first == report_of("11"));
+  CHECK(first != report_of("12"));
+}
+
+TEST_CASE("a window, a row limit and a cut are applied and reported", "[tool]") {
+  const Folder folder;
+  const std::string trace = folder.write("t.csv", kTrace);
+  const auto requests_of = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), {"replay", "--trace", trace, "--json", folder.file("out.json")});
+    const Outcome o = run(args);
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    return json::parse(read(folder.file("out.json")));
+  };
+  CHECK(requests_of({"--start", "0.5", "--end", "2"})["config"]["requests"] == 2);
+  CHECK(requests_of({"--requests", "3"})["config"]["requests"] == 3);
+  const json cut = requests_of({"--max-new", "8"});
+  CHECK(cut["config"]["max_new"] == 8);
+  CHECK(cut["results"][0]["cut"] == 2);
+  CHECK(cut["results"][0]["total_output_tokens"] == 5 + 8 + 1 + 8);
+  CHECK(
+      contains(run({"replay", "--trace", trace, "--max-new", "8"}).out, "--max-new cut 2 outputs"));
+}
+
+TEST_CASE("the capacity search reports a rate that meets the limits", "[tool]") {
+  const Folder folder;
+  const Outcome o =
+      run({"replay", "--requests", "150", "--policy", "chunked", "--slo", "ttft:500,tpot:40",
+           "--find-capacity", "0.9", "--json", folder.file("out.json")});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  CHECK(contains(o.out, "Each row is the highest rate at which at least 90 %"));
+  const json r = json::parse(read(folder.file("out.json")))["results"][0];
+  CHECK(r["slo_attainment"].get<double>() >= 0.9);
+  CHECK(r["capacity_req_per_s"].get<double>() > 1.0);
+  CHECK(r["num_trials"].get<int>() > 3);
+  // A replay at the found scale confirms it.
+  char scale[32];
+  std::snprintf(scale, sizeof(scale), "%.17g", r["rate_scale"].get<double>());
+  REQUIRE(run({"replay", "--requests", "150", "--policy", "chunked", "--slo", "ttft:500,tpot:40",
+               "--rate-scale", scale, "--json", folder.file("again.json")})
+              .code == 0);
+  const json again = json::parse(read(folder.file("again.json")))["results"][0];
+  CHECK(again["slo_attainment"] == r["slo_attainment"]);
+}
+
+TEST_CASE("requests that can never fit are shown as not served", "[tool]") {
+  const Folder folder;
+  const Outcome o = run({"replay", "--trace",
+                         folder.write("t.csv",
+                                      "arrival_s,input_tokens,output_tokens\n0,5000000000,1\n"
+                                      "0,100,1\n")});
+  CHECK(o.code == 0);
+  CHECK(contains(o.out, "not served"));
+}
+
+TEST_CASE("progress is drawn only where asked", "[tool]") {
+  const Outcome with = run({"replay", "--requests", "50"}, true);
+  const Outcome without = run({"replay", "--requests", "50"});
+  CHECK(contains(with.err, "\rchunked:budget=2048 ["));
+  CHECK(without.err.empty());
+  CHECK(with.out == without.out);
+}
+
+TEST_CASE("a report that can't be written is a failure", "[tool]") {
+  const Outcome o = run({"replay", "--requests", "5", "--json", "no/such/folder/out.json"});
+  CHECK(o.code == 1);
+  CHECK(contains(o.err, "cannot write 'no/such/folder/out.json'"));
+}
