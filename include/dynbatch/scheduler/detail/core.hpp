@@ -158,6 +158,7 @@ class SchedulerCore {
   // core_settle.hpp
   [[nodiscard]] Status validate_result(const StepPlan& plan, const StepResult& result) const noexcept;
   [[nodiscard]] bool is_plain_result(const StepPlan& plan, const StepResult& result) const noexcept;
+  void settle_plain(PlanRecord& record, const Token* tokens, TimeNs now, StepFeedback& feedback) noexcept;
   void settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now, StepFeedback& feedback) noexcept;
   void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const Token* token, TimeNs now,
                     StepFeedback& feedback) noexcept;

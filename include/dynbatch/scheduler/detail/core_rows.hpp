@@ -182,6 +182,7 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   r.recompute_end = max_of(r.recompute_end, r.planned);
   r.planned = position;
   r.pending_samples = pending;
+  r.plain_end = 0;
   ++r.epoch;
   if (block_size_ > 0 && shares_prefixes_) {
     r.next_publish = (position / block_size_ + 1) * block_size_;

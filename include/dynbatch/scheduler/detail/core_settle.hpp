@@ -115,12 +115,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, 
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
   if (is_plain) {
-    for (std::size_t i = 0; i < record.num_chunks; ++i) {
-      const Chunk& chunk = record.chunks.data()[i];
-      const Token* token = chunk.num_samples > 0 ? result.tokens.data() + chunk.first_sample : nullptr;
-      settle_chunk(chunk, record.undo.data()[i], token, now, feedback);
-      drop_in_flight(chunk.row.value);
-    }
+    settle_plain(record, result.tokens.data(), now, feedback);
   } else {
     settle_mixed(record, result, now, feedback);
   }
@@ -143,6 +138,41 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result, 
   --num_in_flight_;
   counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
   return kOk;
+}
+
+/// Takes in a result in which everything ran. The loop body is the common decode; all else is called.
+template <class P>
+void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, TimeNs now,
+                                    StepFeedback& feedback) noexcept {
+  RowState* const states = rows_.data();
+  const Chunk* const chunks = record.chunks.data();
+  const ChunkUndo* const undo = record.undo.data();
+  const std::size_t num_chunks = record.num_chunks;
+  for (std::size_t i = 0; i < num_chunks; ++i) {
+    const Chunk& chunk = chunks[i];
+    RowState& r = states[chunk.row.value];
+    if (r.epoch == undo[i].epoch && r.phase == RowPhase::Decode && chunk.num_samples == 1 && r.in_flight == 1 &&
+        r.write_room > 0 && !r.checks_tokens && r.known + 1 < r.known_limit && r.known != r.prompt_end) {
+      const Token token = tokens[chunk.first_sample];
+      r.committed = chunk.context_length;
+      --r.pending_samples;
+      *r.write++ = token;
+      --r.write_room;
+      r.last_token = token;
+      r.last_token_ns = now.ns;
+      ++r.known;
+      r.in_flight = 0;
+      r.is_stale = false;
+      ++settled_outputs_;
+      if (!r.is_dirty) {
+        r.is_dirty = true;
+        push_dirty(r.slot);
+      }
+      continue;
+    }
+    settle_chunk(chunk, undo[i], chunk.num_samples > 0 ? tokens + chunk.first_sample : nullptr, now, feedback);
+    drop_in_flight(chunk.row.value);
+  }
 }
 
 /// Takes in a result with outcomes of all kinds. First what did not run: its readers, in this plan too,

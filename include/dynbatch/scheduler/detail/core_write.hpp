@@ -51,14 +51,13 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
   std::int32_t* const positions = record.positions.data();
   TokenSlot* const slots = record.token_slots.data();
   const std::uint64_t plan = record.plan.id.value;
-  const std::int32_t block_size = block_size_;
-  const std::int32_t shift = block_shift_;
   std::size_t c = record.num_chunks;
   std::size_t t = record.num_tokens;
   std::int32_t sample = record.num_samples;
   std::int64_t kv = 0;
   const std::size_t first = c;
-  for (; index < end && budget > 0; ++index) {
+  const std::size_t last = first + static_cast<std::size_t>(budget);
+  for (; index < end && c < last; ++index) {
     const std::int32_t row = decoding_.at(index);
     if (row < 0) {
       continue;
@@ -66,13 +65,9 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     RowState& r = states[row];
     const std::int32_t position = r.planned;
     const std::int32_t next = position + 1;
-    if (r.in_flight != 0 || r.known != next || next >= r.next_publish || next >= r.known_limit ||
-        next > r.told_blocks * block_size) {
+    if (r.in_flight != 0 || r.known != next || position >= r.plain_end) {
       break;
     }
-    const std::int32_t block_index = shift >= 0 ? position >> shift : position / block_size;
-    const std::int64_t block =
-        policies_.pool.table(0, Row{row})[static_cast<std::size_t>(block_index)].value;
     chunk->sequence = r.sequence;
     chunk->request = r.request;
     chunk->user_data = r.user_data;
@@ -93,7 +88,7 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     lengths[c] = next;
     tokens[t] = r.last_token;
     positions[t] = position;
-    slots[t] = TokenSlot{block * block_size + (position - block_index * block_size)};
+    slots[t] = TokenSlot{r.slot_base + position};
     r.planned = next;
     r.in_flight = 1;
     r.pending_samples = 1;
@@ -104,9 +99,9 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     ++c;
     ++t;
     ++sample;
-    --budget;
   }
   const auto added = static_cast<std::int32_t>(c - first);
+  budget -= added;
   record.num_chunks = c;
   record.num_tokens = t;
   record.num_samples = sample;
@@ -244,6 +239,16 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   if (end >= r.next_publish) {
     policies_.pool.publish(Row{row}, content(r.slot, r.known), min_of(end, r.known), record.plan.id);
     r.next_publish = (end / block_size_ + 1) * block_size_;
+  }
+  if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens) {
+    // Decodes inside the block of position `end` are plain: up to the one that fills it, if filling it
+    // publishes it, and short of the one whose token ends the sequence.
+    const std::int32_t index = end / block_size_;
+    const std::int64_t block = policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
+    r.slot_base = (block - index) * block_size_;
+    r.plain_end = min_of(min_of((index + 1) * block_size_, r.next_publish - 1), r.known_limit - 1);
+  } else {
+    r.plain_end = 0;
   }
 }
 

@@ -87,25 +87,24 @@ enum class RowPhase : std::uint8_t {
 };
 
 /// One running sequence. While it runs these counts are the true ones; the record follows on leaving.
-/// Two cache lines: what every step touches first.
+/// The first two cache lines are all that a plain decode touches.
 struct alignas(64) RowState {
-  std::int32_t planned = 0;        ///< Positions whose KV exists once all plans in flight have run.
-  std::int32_t committed = 0;      ///< Positions whose KV exists.
-  std::int32_t known = 0;          ///< Positions whose token is known: prompt and outputs.
-  std::int32_t known_limit = 0;    ///< Ends with Length or Capacity when known reaches it.
-  std::int32_t table_tokens = 0;   ///< Positions its block table has room for.
-  std::int32_t told_blocks = 0;    ///< Leading table entries that plans not abandoned have told the host.
-  std::int32_t next_publish = 0;   ///< Planned positions at which the next full block appears.
-  std::int32_t pending_samples = 0;///< Tokens that plans in flight will produce.
-  std::int32_t in_flight = 0;      ///< Plans in flight that name it.
-  std::uint32_t epoch = 0;         ///< Changes when what younger plans in flight hold became void.
-  Token last_token = 0;            ///< Token at position known - 1.
-  std::int32_t write_room = 0;     ///< Outputs that still fit into the page at
-  Token* write = nullptr;          ///< this place.
-  std::int32_t prompt_end = 0;     ///< Prompt length.
+  std::int32_t planned = 0;         ///< Positions whose KV exists once all plans in flight have run.
+  std::int32_t committed = 0;       ///< Positions whose KV exists.
+  std::int32_t known = 0;           ///< Positions whose token is known: prompt and outputs.
+  std::int32_t known_limit = 0;     ///< Ends with Length or Capacity when known reaches it.
+  std::int32_t plain_end = 0;       ///< A decode of a position below it changes no block and ends nothing.
+  std::int32_t pending_samples = 0; ///< Tokens that plans in flight will produce.
+  std::int32_t in_flight = 0;       ///< Plans in flight that name it.
+  std::uint32_t epoch = 0;          ///< Changes when what younger plans in flight hold became void.
+  std::int64_t slot_base = 0;       ///< Token slot of a position below plain_end, less the position.
+  Token* write = nullptr;           ///< Where the next output goes, while
+  std::int32_t write_room = 0;      ///< this many fit into its page.
+  Token last_token = 0;             ///< Token at position known - 1.
+  std::int32_t prompt_end = 0;      ///< Prompt length.
   RowPhase phase = RowPhase::Free;
-  bool checks_tokens = false;      ///< Has stop tokens.
-  bool is_dirty = false;           ///< Its request stands in the event queue; the record follows on leaving.
+  bool checks_tokens = false;       ///< Has stop tokens.
+  bool is_dirty = false;            ///< Its request stands in the event queue; the record follows on leaving.
   bool sync_decode = false;
 
   SequenceId sequence{};
@@ -113,18 +112,21 @@ struct alignas(64) RowState {
   std::uint64_t user_data = 0;
   std::int64_t last_token_ns = 0;
   std::int64_t first_token_ns = 0;
-  std::uint64_t last_plan = 0;     ///< Newest plan that names it.
+  std::uint64_t last_plan = 0;      ///< Newest plan that names it.
   std::uint32_t slot = 0;
-  std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
-  std::int32_t list_index = 0;     ///< Place in its phase's list.
-  std::int32_t recompute_end = 0;  ///< Positions below it were computed before.
+  std::int32_t told_blocks = 0;     ///< Leading table entries that plans not abandoned have told the host.
+  std::int32_t table_tokens = 0;    ///< Positions its block table has room for.
+  std::int32_t next_publish = 0;    ///< Planned positions at which the next full block appears.
 
-  std::int64_t tpot_ns = 0;        ///< 0 = no limit.
-  std::int32_t older = -1;         ///< Admission order, doubly linked.
+  std::int32_t held_blocks = 0;     ///< Kept from other admissions, not in the table yet.
+  std::int32_t list_index = 0;      ///< Place in its phase's list.
+  std::int32_t recompute_end = 0;   ///< Positions below it were computed before.
+  std::int32_t older = -1;          ///< Admission order, doubly linked.
   std::int32_t newer = -1;
-  bool is_stale = false;           ///< Rolled back while younger plans name it: wait for them.
-  bool requeue = false;            ///< Draining: waits again afterwards.
-  bool is_reset = false;           ///< Draining because it read what was never written.
+  std::int64_t tpot_ns = 0;         ///< 0 = no limit.
+  bool is_stale = false;            ///< Rolled back while younger plans name it: wait for them.
+  bool requeue = false;             ///< Draining: waits again afterwards.
+  bool is_reset = false;            ///< Draining because it read what was never written.
 };
 
 /// Rows of one phase in a stable order, with a place to start from: rows that the budget left out come
