@@ -70,13 +70,8 @@ class DynamicSizer {
   };
 
   DynamicSizer() : DynamicSizer(Config{}) {}
-  explicit DynamicSizer(Config config)
-      : config_(config),
-        alpha_millionths_(static_cast<std::int64_t>(config.alpha * 1e6 + 0.5)),
-        fit_(config.fit.validate() ? config.fit : StepTimeFit::Config{}) {
-    if (const Status status = config.validate(); !status) {
-      raise(status);
-    }
+  explicit DynamicSizer(Config config) : config_(checked(config)), fit_(config.fit) {
+    alpha_millionths_ = static_cast<std::int64_t>(config.alpha * 1e6 + 0.5);
   }
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
@@ -134,6 +129,13 @@ class DynamicSizer {
  private:
   static constexpr std::int64_t kMeanOver = 4096;
   static constexpr std::int64_t kNoBound = std::numeric_limits<std::int64_t>::max();
+
+  [[nodiscard]] static Config checked(const Config& config) {
+    if (const Status status = config.validate(); !status) {
+      raise(status);
+    }
+    return config;
+  }
 
   [[nodiscard]] static constexpr std::int64_t cap(std::int32_t configured,
                                                   std::int64_t rows) noexcept {
@@ -264,7 +266,7 @@ class DynamicSizer {
   }
 
   Config config_;
-  std::int64_t alpha_millionths_;
+  std::int64_t alpha_millionths_ = 0;
   StepTimeFit fit_;
   std::int64_t num_finished_ = 0;
   std::int64_t finished_tokens_ = 0;
