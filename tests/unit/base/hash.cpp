@@ -21,7 +21,7 @@ TEST_CASE("combine64 depends on the order", "[base]") {
   CHECK(combine64(combine64(0, 1), 2) != combine64(combine64(0, 2), 1));
 }
 
-TEST_CASE("hash_words depends on each word, the count and the seed", "[base]") {
+TEST_CASE("a hash of words depends on each word, the count and the seed", "[base]") {
   for (std::size_t length = 1; length <= 13; ++length) {
     std::vector<std::int32_t> words(length, 7);
     const std::uint64_t base = hash_words(words.data(), length, 1);
@@ -39,7 +39,7 @@ TEST_CASE("hash_words depends on each word, the count and the seed", "[base]") {
   }
 }
 
-TEST_CASE("hash_words spreads similar inputs over all bits", "[base]") {
+TEST_CASE("a hash of words spreads similar inputs over all bits", "[base]") {
   std::set<std::uint64_t> seen;
   int flipped = 0;
   std::int32_t words[8] = {};

@@ -13,7 +13,7 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
 
-TEST_CASE("min_of, max_of and clamp_to choose among their arguments", "[base]") {
+TEST_CASE("minimum, maximum and clamp choose among their arguments", "[base]") {
   STATIC_REQUIRE(min_of(2, 3) == 2);
   STATIC_REQUIRE(min_of(3, 2) == 2);
   STATIC_REQUIRE(max_of(2, 3) == 3);
@@ -23,7 +23,7 @@ TEST_CASE("min_of, max_of and clamp_to choose among their arguments", "[base]") 
   STATIC_REQUIRE(clamp_to(5, 2, 4) == 4);
 }
 
-TEST_CASE("ceil_div rounds up and reaches the largest value", "[base]") {
+TEST_CASE("division rounded up is right and reaches the largest value", "[base]") {
   STATIC_REQUIRE(ceil_div(0, 16) == 0);
   STATIC_REQUIRE(ceil_div(1, 16) == 1);
   STATIC_REQUIRE(ceil_div(16, 16) == 1);
@@ -45,7 +45,7 @@ TEST_CASE("saturating sums and products stop at the largest value", "[base]") {
   STATIC_REQUIRE(saturating_mul(std::int64_t{1} << 32, std::int64_t{1} << 31) == kMost);
 }
 
-TEST_CASE("next_power_of_two is the least power that is not below", "[base]") {
+TEST_CASE("the next power of two is the least power that is not below", "[base]") {
   STATIC_REQUIRE(next_power_of_two(1) == 1);
   STATIC_REQUIRE(next_power_of_two(2) == 2);
   STATIC_REQUIRE(next_power_of_two(3) == 4);

@@ -46,7 +46,7 @@ TEST_CASE("between reaches both ends and never leaves them", "[base]") {
                        std::numeric_limits<std::int64_t>::max());
 }
 
-TEST_CASE("one_in hits about one time in n", "[base]") {
+TEST_CASE("one in n hits about one time in n", "[base]") {
   SplitMix64 random(11);
   int hits = 0;
   for (int i = 0; i < 8000; ++i) {

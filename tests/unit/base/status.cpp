@@ -37,7 +37,7 @@ TEST_CASE("a formatted Status names field, value, limit and sentence", "[base]")
   CHECK(formatted({Errc::NotFound, "id", 7, 0, ""}) == "not found: id = 7");
 }
 
-TEST_CASE("format_status prints the extremes and cuts at the capacity", "[base]") {
+TEST_CASE("formatting prints the extremes and cuts at the capacity", "[base]") {
   const Status least{Errc::InternalError, "v", std::numeric_limits<std::int64_t>::min(), 0, ""};
   CHECK(formatted(least) == "internal error: v = -9223372036854775808");
   const Status most{Errc::InternalError, "v", std::numeric_limits<std::int64_t>::max(), 0, ""};

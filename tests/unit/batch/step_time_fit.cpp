@@ -76,7 +76,7 @@ TEST_CASE("a noisy engine is predicted within its noise", "[batch]") {
   CHECK(relative_error(fit.cost(), kTruth, {0, 128, 150'000, 0}) < 0.15);
 }
 
-TEST_CASE("publication is at most every publish_ns", "[batch]") {
+TEST_CASE("publications keep their distance", "[batch]") {
   StepTimeFit fit({.publish_ns = 100'000'000, .min_samples = 1});
   std::uint64_t version = 0;
   std::int64_t published = -1'000'000'000;

@@ -125,7 +125,7 @@ TEST_CASE("fewer tokens than parts make one part", "[microbatch]") {
   CHECK(part_sizes(splitter.split(step.input()), step) == std::vector<std::int64_t>{1, 1, 1, 1});
 }
 
-TEST_CASE("a step below min_tokens is not split", "[microbatch]") {
+TEST_CASE("a step below the least size is not split", "[microbatch]") {
   EqualTokens::Config config;
   config.min_tokens = 1000;
   CHECK(cut_of({999}, config) == std::pair(0, 0));
