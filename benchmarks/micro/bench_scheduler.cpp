@@ -2,8 +2,6 @@
 /// \file
 /// Cost of the scheduler itself: plan + commit of a pure decode step, submission, cancellation.
 /// Targets: docs/performance.md.
-#include <benchmark/benchmark.h>
-
 #include <dynbatch/batch/fcfs_admission.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
@@ -17,6 +15,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <benchmark/benchmark.h>
 
 using namespace dynbatch;
 
@@ -35,14 +35,15 @@ void require(const Status& s) {
   }
 }
 
-/// A scheduler whose rows all decode, at contexts from `context` on. No sequence ends within the timed
-/// steps, so each of them is a pure decode step with all rows running; lengths are staggered so that one
-/// row in sixteen needs a block in each step, as in service.
+/// A scheduler whose rows all decode, at contexts from `context` on. No sequence ends within the
+/// timed steps, so each of them is a pure decode step with all rows running; lengths are staggered
+/// so that one row in sixteen needs a block in each step, as in service.
 class DecodeBed {
  public:
   static constexpr std::int64_t kSteps = 256;
 
-  DecodeBed(std::int32_t running, std::int64_t context, std::int64_t pool_blocks, std::int64_t waiting) {
+  DecodeBed(std::int32_t running, std::int64_t context, std::int64_t pool_blocks,
+            std::int64_t waiting) {
     SchedulerConfig config;
     config.max_live_requests = running + waiting + 64;
     config.max_context_tokens = context + 2 * kSteps;
@@ -51,7 +52,8 @@ class DecodeBed {
     caps.max_tokens = 1 << 17;
     caps.max_sequences = running;
     auto made = BenchScheduler::make(
-        config, caps, TokenBudgetSizer(TokenBudgetSizer::Config{.budget = 1 << 17}), NoSplit{}, NullBalancer{},
+        config, caps, TokenBudgetSizer(TokenBudgetSizer::Config{.budget = 1 << 17}), NoSplit{},
+        NullBalancer{},
         BlockPool<>(BlockPool<>::Config{.num_blocks = pool_blocks, .block_size = kBlock}),
         FcfsAdmission(FcfsAdmission::Config{.max_bypass = 0}));
     require(made.status());
@@ -77,7 +79,8 @@ class DecodeBed {
   const StepPlan& plan() {
     const StepPlan* plan = scheduler_->plan(tick());
     if (plan == nullptr) {
-      std::fprintf(stderr, "bench_scheduler: no plan (%s)\n", to_string(scheduler_->status().cause));
+      std::fprintf(stderr, "bench_scheduler: no plan (%s)\n",
+                   to_string(scheduler_->status().cause));
       std::exit(1);
     }
     return *plan;
@@ -124,7 +127,9 @@ class DecodeBed {
 
  private:
   TimeNs tick() { return TimeNs{now_ += 1'000'000}; }
-  Token next_token() { return static_cast<Token>((token_ = token_ * 1664525U + 1013904223U) >> 4U); }
+  Token next_token() {
+    return static_cast<Token>((token_ = token_ * 1664525U + 1013904223U) >> 4U);
+  }
 
   std::unique_ptr<BenchScheduler> scheduler_;
   StepResultBuffer result_;
@@ -136,8 +141,8 @@ class DecodeBed {
 };
 
 /// plan() + commit() of one decode step; execution and poll() are not timed.
-void plan_commit(benchmark::State& state, std::int32_t running, std::int64_t context, std::int64_t waiting,
-                 std::int64_t pool) {
+void plan_commit(benchmark::State& state, std::int32_t running, std::int64_t context,
+                 std::int64_t waiting, std::int64_t pool) {
   DecodeBed bed(running, context, pool, waiting);
   std::int64_t decodes = 0;
   double seconds = 0;
@@ -172,9 +177,10 @@ void BM_Submit(benchmark::State& state) {
     config.max_context_tokens = 1024;
     Capabilities caps;
     caps.max_sequences = 1;
-    auto made = BenchScheduler::make(config, caps, TokenBudgetSizer{}, NoSplit{}, NullBalancer{},
-                                     BlockPool<>(BlockPool<>::Config{.num_blocks = 1000, .block_size = kBlock}),
-                                     FcfsAdmission{});
+    auto made = BenchScheduler::make(
+        config, caps, TokenBudgetSizer{}, NoSplit{}, NullBalancer{},
+        BlockPool<>(BlockPool<>::Config{.num_blocks = 1000, .block_size = kBlock}),
+        FcfsAdmission{});
     require(made.status());
     scheduler = std::make_unique<BenchScheduler>(std::move(made).value());
   }
@@ -193,8 +199,8 @@ void BM_Submit(benchmark::State& state) {
   }
 }
 
-/// One cancellation among `queued` waiting requests: cancel() plus the plan() that carries it out, less
-/// the same plan() without one.
+/// One cancellation among `queued` waiting requests: cancel() plus the plan() that carries it out,
+/// less the same plan() without one.
 void BM_CancelWaiting(benchmark::State& state) {
   const std::int64_t queued = state.range(0);
   DecodeBed bed(1, 64, 1000, queued);
@@ -222,14 +228,17 @@ void register_plan_commit() {
     for (const std::int64_t context : {512, 4096, 32768}) {
       for (const std::int64_t waiting : {0, 10000}) {
         for (const std::int64_t pool : {300000, 4000000}) {
-          if (static_cast<double>(running) * static_cast<double>(context) / kBlock > 0.9 * static_cast<double>(pool)) {
+          if (static_cast<double>(running) * static_cast<double>(context) / kBlock >
+              0.9 * static_cast<double>(pool)) {
             continue;
           }
           const std::string name = "BM_PlanCommit/running:" + std::to_string(running) +
-                                   "/context:" + std::to_string(context) + "/block:16/waiting:" +
-                                   std::to_string(waiting) + "/pool:" + std::to_string(pool);
-          benchmark::RegisterBenchmark(name.c_str(),
-                                       [=](benchmark::State& state) { plan_commit(state, running, context, waiting, pool); })
+                                   "/context:" + std::to_string(context) +
+                                   "/block:16/waiting:" + std::to_string(waiting) +
+                                   "/pool:" + std::to_string(pool);
+          benchmark::RegisterBenchmark(
+              name.c_str(),
+              [=](benchmark::State& state) { plan_commit(state, running, context, waiting, pool); })
               ->UseManualTime()
               ->Iterations(DecodeBed::kSteps)
               ->Repetitions(5)
@@ -244,7 +253,11 @@ void register_plan_commit() {
 }  // namespace
 
 BENCHMARK(BM_Submit)->Name("BM_Submit")->ThreadRange(1, 2)->Iterations(200000)->UseRealTime();
-BENCHMARK(BM_CancelWaiting)->Name("BM_CancelWaiting/queued")->Arg(1000)->Arg(10000)->Iterations(500);
+BENCHMARK(BM_CancelWaiting)
+    ->Name("BM_CancelWaiting/queued")
+    ->Arg(1000)
+    ->Arg(10000)
+    ->Iterations(500);
 
 int main(int argc, char** argv) {
   register_plan_commit();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// Drives a scheduler of any policies through a random run and checks the laws after each operation.
+/// Drives a scheduler of any policies through a random run and checks the laws after each
+/// operation.
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/batch/dynamic_sizer.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
@@ -17,6 +18,8 @@
 #include <dynbatch/scheduler/run_step.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>
 
+#include "toy_host.hpp"
+
 #include <deque>
 #include <map>
 #include <memory>
@@ -24,30 +27,29 @@
 #include <string>
 #include <vector>
 
-#include "toy_host.hpp"
-
 namespace dynbatch::test {
 
-using AnyScheduler = Scheduler<AnyBatchSizer, AnyMicroBatchSplitter, AnyExpertBalancer, AnyKVCachePool, AnyAdmission>;
+using AnyScheduler = Scheduler<AnyBatchSizer, AnyMicroBatchSplitter, AnyExpertBalancer,
+                               AnyKVCachePool, AnyAdmission>;
 
 /// One choice along each axis; indices into the shipped models.
 struct LawMix {
-  int sizer = 0;      // 0 unbounded, 1 static, 2 token budget, 3 dynamic
-  int splitter = 0;   // 0 none, 1 equal tokens
-  int pool = 0;       // 0 paged with prefixes, 1 paged without, 2 none
-  int compose = 0;    // FcfsAdmission::Compose
-  int reserve = 0;    // FcfsAdmission::Reserve
-  int host = 0;       // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
-  int faults = 0;     // 0 none, 1 chunk outcomes, 2 abandons too
-  int pressure = 0;   // 0 ample KV, 1 scarce
+  int sizer = 0;     // 0 unbounded, 1 static, 2 token budget, 3 dynamic
+  int splitter = 0;  // 0 none, 1 equal tokens
+  int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none
+  int compose = 0;   // FcfsAdmission::Compose
+  int reserve = 0;   // FcfsAdmission::Reserve
+  int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
+  int faults = 0;    // 0 none, 1 chunk outcomes, 2 abandons too
+  int pressure = 0;  // 0 ample KV, 1 scarce
   static constexpr int kAxes = 8;
   static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
-           std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " + std::to_string(reserve) +
-           " host " + std::to_string(host) + " faults " + std::to_string(faults) + " pressure " +
-           std::to_string(pressure);
+           std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
+           std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
+           std::to_string(faults) + " pressure " + std::to_string(pressure);
   }
 };
 
@@ -143,24 +145,29 @@ class LawRun {
     dynamic_.emplace(DynamicSizer::Config{});
     equal_.emplace(EqualTokens::Config{.parts = 3, .min_tokens = 2});
     const std::int64_t blocks = mix_.pressure == 0 ? 256 : 24;
-    pool_.emplace(BlockPool<>::Config{.num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
+    pool_.emplace(BlockPool<>::Config{
+        .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
     FcfsAdmission::Config admission;
     admission.compose = static_cast<FcfsAdmission::Compose>(mix_.compose);
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
     admission.reserve_tokens = 64;
     admission.max_bypass = 3;
     admission_.emplace(admission);
-    AnyBatchSizer sizers[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(*static_), AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
-    AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_), AnyMicroBatchSplitter(*equal_)};
-    AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_), AnyKVCachePool(null_pool_)};
+    AnyBatchSizer sizers[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(*static_),
+                              AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
+    AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
+                                         AnyMicroBatchSplitter(*equal_)};
+    AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_),
+                              AnyKVCachePool(null_pool_)};
     SchedulerConfig config;
     config.max_live_requests = 24;
     config.max_queued_tokens = 6000;
     config.max_context_tokens = 512;
     config.max_plans_in_flight = depth();
     config.resource_caps[0] = 3;
-    auto made = AnyScheduler::make(config, capabilities(), sizers[mix_.sizer], splitters[mix_.splitter],
-                                   AnyExpertBalancer(balancer_), pools[mix_.pool], AnyAdmission(*admission_));
+    auto made = AnyScheduler::make(config, capabilities(), sizers[mix_.sizer],
+                                   splitters[mix_.splitter], AnyExpertBalancer(balancer_),
+                                   pools[mix_.pool], AnyAdmission(*admission_));
     if (!made) {
       char text[200];
       format_status(made.status(), text, sizeof(text));
@@ -175,15 +182,20 @@ class LawRun {
     }
   }
 
-  void fail(const std::string& text) { errors_.push_back(text + " at operation " + std::to_string(done_)); }
+  void fail(const std::string& text) {
+    errors_.push_back(text + " at operation " + std::to_string(done_));
+  }
 
   void operation() {
     ++done_;
-    now_.ns += rng_.between(0, 3) * 400'000 + (rng_.one_in(40) ? 60'000'000 : 0) - (rng_.one_in(25) ? 900'000 : 0);
+    now_.ns += rng_.between(0, 3) * 400'000 + (rng_.one_in(40) ? 60'000'000 : 0) -
+               (rng_.one_in(25) ? 900'000 : 0);
     switch (rng_.between(0, 9)) {
       case 0:
       case 1:
-      case 2: submit(); break;
+      case 2:
+        submit();
+        break;
       case 3:
         if (rng_.one_in(4)) {
           cancel();
@@ -198,8 +210,12 @@ class LawRun {
           paused_ = false;
         }
         break;
-      case 5: events_.drain(*scheduler_); break;
-      default: step(); break;
+      case 5:
+        events_.drain(*scheduler_);
+        break;
+      default:
+        step();
+        break;
     }
   }
 
@@ -225,12 +241,13 @@ class LawRun {
       const std::int64_t fork = rng_.one_in(3) ? length : rng_.between(0, length);
       for (std::int64_t i = 0; i < length; ++i) {
         r.prompt.push_back(static_cast<Token>(
-            mix64((i < fork ? family : q.user_data + 10) * 131U + static_cast<std::uint64_t>(i)) % 50000U));
+            mix64((i < fork ? family : q.user_data + 10) * 131U + static_cast<std::uint64_t>(i)) %
+            50000U));
       }
     }
     q.max_new_tokens = rng_.one_in(15) ? 0 : (rng_.one_in(20) ? kOpenEnded : rng_.between(1, 30));
     if (rng_.one_in(3)) {
-      r.stop.push_back(toy_token(q.id.value, rng_.between(0, 10)));
+      r.stop.push_back(toy_token(q.user_data, rng_.between(0, 10)));
       q.min_new_tokens = q.max_new_tokens > 0 ? rng_.between(0, q.max_new_tokens) : 0;
     }
     q.scope.has_tenant_salt = rng_.one_in(3);
@@ -252,11 +269,8 @@ class LawRun {
     if (rng_.one_in(8)) {
       q.resources = {&need, 1};
     }
-    // The executor must know a request before it can be planned: look first what submit would say.
     const bool is_alive = ids_.count(q.id.value) != 0;
-    if (!is_alive) {
-      executor_.add(r);
-    }
+    executor_.add(r);
     const Request view = [&] {
       Request v = r.view();
       v.resources = q.resources;
@@ -272,8 +286,8 @@ class LawRun {
       requests_[q.user_data] = r;
     } else {
       ++rejected_;
-      if (is_alive && s.code != Errc::Duplicate && s.code != Errc::CanNeverFit && s.code != Errc::Expired &&
-          s.code != Errc::QueueFull && s.code != Errc::InvalidArgument) {
+      if (is_alive && s.code != Errc::Duplicate && s.code != Errc::CanNeverFit &&
+          s.code != Errc::Expired && s.code != Errc::QueueFull && s.code != Errc::InvalidArgument) {
         fail(std::string("unexpected refusal: ") + to_string(s.code));
       }
     }
@@ -302,7 +316,8 @@ class LawRun {
     }
     // Settle some of what is in flight.
     if (!in_flight_.empty() && mix_.faults == 2 && rng_.one_in(25)) {
-      const auto index = static_cast<std::size_t>(rng_.between(0, static_cast<std::int64_t>(in_flight_.size()) - 1));
+      const auto index = static_cast<std::size_t>(
+          rng_.between(0, static_cast<std::int64_t>(in_flight_.size()) - 1));
       const auto why = static_cast<AbandonReason>(rng_.between(0, rng_.one_in(4) ? 2 : 1));
       if (!scheduler_->abandon(*in_flight_[index], why, now_)) {
         fail("abandon was refused");
@@ -342,7 +357,8 @@ class LawRun {
     for (const Chunk& c : plan.chunks) {
       const ToyRequest& r = requests_[c.user_data];
       is_atomic = is_atomic || r.request.atomic_prefill;
-      if (r.request.atomic_prefill && c.kind == ChunkKind::Prefill && c.context_length < static_cast<std::int64_t>(r.prompt.size())) {
+      if (r.request.atomic_prefill && c.kind == ChunkKind::Prefill &&
+          c.context_length < static_cast<std::int64_t>(r.prompt.size())) {
         fail("an atomic prompt was cut");
       }
       if (c.context_length > kv_limit_) {
@@ -365,7 +381,8 @@ class LawRun {
     }
   }
 
-  /// Law 5: without a plan there is a reason, and with nothing in flight only a pause or a wait is one.
+  /// Law 5: without a plan there is a reason, and with nothing in flight only a pause or a wait is
+  /// one.
   void check_progress() {
     const PlanStatus status = scheduler_->status();
     const SchedulerStats stats = scheduler_->stats();
@@ -374,11 +391,13 @@ class LawRun {
     }
     if (in_flight_.empty() && !paused_ && stats.live > 0 && status.state != PlanState::NotBefore) {
       const PoolStats pool = scheduler_->pool_stats();
-      fail(std::string("nothing in flight, live requests and no plan: ") + to_string(status.cause) + ", running " +
-           std::to_string(stats.running) + ", waiting " + std::to_string(stats.waiting) + ", free blocks " +
-           std::to_string(pool.free_blocks) + ", cached " + std::to_string(pool.cached_blocks));
+      fail(std::string("nothing in flight, live requests and no plan: ") + to_string(status.cause) +
+           ", running " + std::to_string(stats.running) + ", waiting " +
+           std::to_string(stats.waiting) + ", free blocks " + std::to_string(pool.free_blocks) +
+           ", cached " + std::to_string(pool.cached_blocks));
     }
-    if (stats.live == 0 && in_flight_.empty() && status.state != PlanState::Idle && status.state != PlanState::Closed) {
+    if (stats.live == 0 && in_flight_.empty() && status.state != PlanState::Idle &&
+        status.state != PlanState::Closed) {
       fail("nothing live and not idle");
     }
   }
@@ -392,7 +411,8 @@ class LawRun {
     }
     const SchedulerStats stats = scheduler_->stats();
     if (stats.submitted != submitted_ || stats.rejected != rejected_ ||
-        stats.submitted != stats.rejected + stats.live + stats.finished + stats.cancelled + stats.expired + stats.failed) {
+        stats.submitted != stats.rejected + stats.live + stats.finished + stats.cancelled +
+                               stats.expired + stats.failed) {
       fail("law 1: the request counters disagree");
     }
     const PoolStats pool = scheduler_->pool_stats();
@@ -400,7 +420,8 @@ class LawRun {
       fail("law 2: the block counters disagree");
     }
     if (is_final) {
-      if (stats.live != 0 || pool.referenced_blocks != 0 || stats.running != 0 || stats.waiting != 0 || stats.queued_tokens != 0) {
+      if (stats.live != 0 || pool.referenced_blocks != 0 || stats.running != 0 ||
+          stats.waiting != 0 || stats.queued_tokens != 0) {
         fail("something is left at the end");
       }
       final_stats_ = stats;
@@ -430,28 +451,36 @@ class LawRun {
       fail("not exactly one terminal event");
     }
     for (std::size_t i = 0; i < record.tokens.size(); ++i) {
-      if (record.tokens[i] != toy_token(id, static_cast<std::int64_t>(i))) {
+      if (record.tokens[i] != toy_token(tag, static_cast<std::int64_t>(i))) {
         fail("law 10: a token depends on the schedule");
         break;
       }
     }
     const auto n = static_cast<std::int64_t>(record.tokens.size());
     if (record.terminal == EventKind::Finished) {
-      const std::int64_t prompt = r.request.prompt.kind == PromptKind::Tokens ? static_cast<std::int64_t>(r.prompt.size()) : r.request.prompt.length;
-      std::int64_t expected = r.request.max_new_tokens == kOpenEnded ? kv_limit_ + 1 - prompt : r.request.max_new_tokens;
-      FinishReason reason = r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity : FinishReason::Length;
+      const std::int64_t prompt = r.request.prompt.kind == PromptKind::Tokens
+                                      ? static_cast<std::int64_t>(r.prompt.size())
+                                      : r.request.prompt.length;
+      std::int64_t expected = r.request.max_new_tokens == kOpenEnded ? kv_limit_ + 1 - prompt
+                                                                     : r.request.max_new_tokens;
+      FinishReason reason =
+          r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity : FinishReason::Length;
       for (std::int64_t i = 0; i < expected; ++i) {
-        if (!r.stop.empty() && toy_token(id, i) == r.stop[0] && i + 1 >= r.request.min_new_tokens) {
+        if (!r.stop.empty() && toy_token(tag, i) == r.stop[0] &&
+            i + 1 >= r.request.min_new_tokens) {
           expected = i + 1;
           reason = FinishReason::StopToken;
         }
       }
-      if (record.reason == FinishReason::Host ? n > expected : (n != expected || record.reason != reason)) {
-        fail("request " + std::to_string(tag) + " finished with " + std::to_string(n) + " tokens, expected " + std::to_string(expected));
+      if (record.reason == FinishReason::Host ? n > expected
+                                              : (n != expected || record.reason != reason)) {
+        fail("request " + std::to_string(tag) + " finished with " + std::to_string(n) +
+             " tokens, expected " + std::to_string(expected));
       }
     } else if (record.terminal == EventKind::Cancelled && cancelled_.count(tag) == 0) {
       fail("cancelled without a cancel");
-    } else if (record.terminal == EventKind::Expired && r.request.start_by == kNever && r.request.finish_by == kNever) {
+    } else if (record.terminal == EventKind::Expired && r.request.start_by == kNever &&
+               r.request.finish_by == kNever) {
       fail("expired without a deadline");
     } else if (record.terminal == EventKind::Failed && mix_.faults == 0) {
       fail("failed without a fault");
@@ -494,10 +523,10 @@ class LawRun {
   std::optional<FcfsAdmission> admission_;
   std::optional<AnyScheduler> scheduler_;
   std::deque<const StepPlan*> in_flight_;
-  std::map<std::uint64_t, ToyRequest> requests_;   // by tag
-  std::map<std::uint64_t, std::uint64_t> ids_;     // live id -> tag
+  std::map<std::uint64_t, ToyRequest> requests_;  // by tag
+  std::map<std::uint64_t, std::uint64_t> ids_;    // live id -> tag
   std::set<std::uint64_t> cancelled_;
-  std::set<std::uint64_t> open_;                   // tags whose outcome was checked
+  std::set<std::uint64_t> open_;  // tags whose outcome was checked
   std::vector<std::string> errors_;
   SchedulerStats final_stats_{};
   TimeNs now_{1'000'000'000};

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// A host for tests: an executor that keeps real (small) KV contents behind the block tables it is told,
-/// checks every read against what the sequence should see, and produces tokens that depend on the
-/// request and the position only. What a schedule gets wrong shows as a wrong read or a wrong token.
+/// A host for tests: an executor that keeps real (small) KV contents behind the block tables it is
+/// told, checks every read against what the sequence should see, and produces tokens that depend on
+/// the request and the position only. What a schedule gets wrong shows as a wrong read or a wrong
+/// token.
 #include <dynbatch/base/hash.hpp>
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/model/capabilities.hpp>
@@ -31,17 +32,19 @@ struct ToyRequest {
 
   /// The Request with its spans set.
   Request view() {
-    request.prompt.tokens = request.prompt.kind == PromptKind::Tokens ? std::span<const Token>(prompt)
-                                                                      : std::span<const Token>();
+    request.prompt.tokens = request.prompt.kind == PromptKind::Tokens
+                                ? std::span<const Token>(prompt)
+                                : std::span<const Token>();
     request.prompt.digests = digests;
     request.stop_tokens = stop;
     return request;
   }
 };
 
-/// The token that any correct schedule gives request `id` as output `index`.
-inline Token toy_token(std::uint64_t id, std::int64_t index) {
-  return static_cast<Token>(mix64(id * 1000003U + static_cast<std::uint64_t>(index)) % 50000U);
+/// The token that any correct schedule gives the request tagged `tag` (its user_data, unique in a
+/// test) as output `index`.
+inline Token toy_token(std::uint64_t tag, std::int64_t index) {
+  return static_cast<Token>(mix64(tag * 1000003U + static_cast<std::uint64_t>(index)) % 50000U);
 }
 
 /// How often an executor misbehaves: one chunk in n, 0 = never.
@@ -54,17 +57,17 @@ struct ToyFaults {
 
 class ToyExecutor {
  public:
-  ToyExecutor(const Capabilities& capabilities, std::uint64_t seed) : capabilities_(capabilities), rng_(seed) {}
+  ToyExecutor(const Capabilities& capabilities, std::uint64_t seed)
+      : capabilities_(capabilities), rng_(seed) {}
 
   [[nodiscard]] Capabilities capabilities() const { return capabilities_; }
 
-  void add(const ToyRequest& r) { requests_[r.request.id.value] = r; outputs_[r.request.id.value] = {}; }
-  void forget(std::uint64_t id) { requests_.erase(id); outputs_.erase(id); }
+  void add(const ToyRequest& r) { requests_[r.request.user_data] = r; }
 
   ToyFaults faults;
-  /// Where chunks or plans may fail, later work already under way reads what was never written. It then
-  /// computes garbage, as a real engine would, and the scheduler must throw that away. Where nothing
-  /// fails, a wrong read is reported at once.
+  /// Where chunks or plans may fail, later work already under way reads what was never written. It
+  /// then computes garbage, as a real engine would, and the scheduler must throw that away. Where
+  /// nothing fails, a wrong read is reported at once.
   bool tolerates_garbage = false;
   std::vector<std::string> errors;
   std::int64_t kv_reads = 0;
@@ -90,8 +93,8 @@ class ToyExecutor {
       const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok);
       if (chunk.num_samples > 0) {
         if (outcome.kind == OutcomeKind::Ok) {
-          const std::int64_t index = chunk.context_length - prompt_length(chunk.request.value);
-          const Token token = is_clean ? toy_token(chunk.request.value, index) : kGarbageToken;
+          const std::int64_t index = chunk.context_length - prompt_length(chunk.user_data);
+          const Token token = is_clean ? toy_token(chunk.user_data, index) : kGarbageToken;
           last_token_[chunk.row.value] = token;
           result.add_sample(token);
           if (faults.stop > 0 && rng_.one_in(faults.stop)) {
@@ -108,8 +111,8 @@ class ToyExecutor {
   }
 
  private:
-  std::int64_t prompt_length(std::uint64_t id) const {
-    const ToyRequest& r = requests_.at(id);
+  std::int64_t prompt_length(std::uint64_t tag) const {
+    const ToyRequest& r = requests_.at(tag);
     return r.request.prompt.kind == PromptKind::Tokens ? static_cast<std::int64_t>(r.prompt.size())
                                                        : r.request.prompt.length;
   }
@@ -172,11 +175,11 @@ class ToyExecutor {
   }
 
   /// Content of position p of a request: its token, or for a digest prompt the digest of its unit.
-  std::uint64_t content(std::uint64_t id, std::int64_t p) const {
-    const ToyRequest& r = requests_.at(id);
-    const std::int64_t prompt = prompt_length(id);
+  std::uint64_t content(std::uint64_t tag, std::int64_t p) const {
+    const ToyRequest& r = requests_.at(tag);
+    const std::int64_t prompt = prompt_length(tag);
     if (p >= prompt) {
-      return static_cast<std::uint64_t>(toy_token(id, p - prompt));
+      return static_cast<std::uint64_t>(toy_token(tag, p - prompt));
     }
     if (r.request.prompt.kind == PromptKind::Tokens) {
       return static_cast<std::uint64_t>(r.prompt[static_cast<std::size_t>(p)]);
@@ -184,43 +187,43 @@ class ToyExecutor {
     const auto unit = static_cast<std::size_t>(p / r.request.prompt.digest_unit);
     // Positions behind the last whole unit are private to the request.
     return unit < r.digests.size() ? r.digests[unit].low + static_cast<std::uint64_t>(p)
-                                   : mix64(id * 77U + static_cast<std::uint64_t>(p));
+                                   : mix64(tag * 77U + static_cast<std::uint64_t>(p));
   }
-  std::uint64_t scope_hash(std::uint64_t id) const {
-    const CacheScope& s = requests_.at(id).request.scope;
+  std::uint64_t scope_hash(std::uint64_t tag) const {
+    const CacheScope& s = requests_.at(tag).request.scope;
     std::uint64_t h = combine64(1, s.model_epoch);
     h = combine64(h, s.has_tenant_salt ? s.tenant_salt + 1 : 0);
     h = combine64(h, s.has_adapter ? combine64(s.adapter_id + 1, s.adapter_version) : 0);
     return h;
   }
   /// Hash of everything position p's KV depends on.
-  std::uint64_t chain(std::uint64_t id, std::int64_t p) {
-    std::vector<std::uint64_t>& known = chains_[id];
-    if (known.empty() || chain_owner_[id] != requests_.at(id).request.user_data) {
-      known.assign(1, scope_hash(id));
-      chain_owner_[id] = requests_.at(id).request.user_data;
+  std::uint64_t chain(std::uint64_t tag, std::int64_t p) {
+    std::vector<std::uint64_t>& known = chains_[tag];
+    if (known.empty()) {
+      known.assign(1, scope_hash(tag));
     }
     while (static_cast<std::int64_t>(known.size()) <= p + 1) {
-      known.push_back(combine64(known.back(), content(id, static_cast<std::int64_t>(known.size()) - 1)));
+      known.push_back(
+          combine64(known.back(), content(tag, static_cast<std::int64_t>(known.size()) - 1)));
     }
     return known[static_cast<std::size_t>(p) + 1];
   }
 
   /// Runs the first `ran` tokens; false if what it computed is garbage.
   bool run(const StepPlan& plan, const Chunk& chunk, std::int32_t ran, bool spoil) {
-    const std::uint64_t id = chunk.request.value;
-    if (requests_.find(id) == requests_.end()) {
+    const std::uint64_t tag = chunk.user_data;
+    if (requests_.find(tag) == requests_.end()) {
       fail("a plan names an unknown request");
       return false;
     }
     bool is_clean = true;
     auto garbage = [&](const std::string& text) {
       if (!tolerates_garbage) {
-        fail("request " + std::to_string(id) + " " + text);
+        fail("request " + std::to_string(tag) + " " + text);
       }
       is_clean = false;
     };
-    const std::int64_t prompt = prompt_length(id);
+    const std::int64_t prompt = prompt_length(tag);
     for (std::int32_t i = 0; i < chunk.num_tokens; ++i) {
       const auto t = static_cast<std::size_t>(chunk.first_token + i);
       const std::int32_t p = chunk.first_position + i;
@@ -231,8 +234,9 @@ class ToyExecutor {
       if (is_future_token(token)) {
         token = last_token_[row_of_future_token(token).value];
       }
-      const bool is_hidden = requests_.at(id).request.prompt.kind == PromptKind::Digests && p < prompt;
-      if (!is_hidden && static_cast<std::uint64_t>(token) != content(id, p)) {
+      const bool is_hidden =
+          requests_.at(tag).request.prompt.kind == PromptKind::Digests && p < prompt;
+      if (!is_hidden && static_cast<std::uint64_t>(token) != content(tag, p)) {
         garbage("has a wrong token at position " + std::to_string(p));
       }
     }
@@ -252,18 +256,21 @@ class ToyExecutor {
     const std::int32_t end = chunk.first_position + ran;
     for (std::int32_t p = 0; p < chunk.first_position && ran > 0 && is_clean; ++p) {
       ++kv_reads;
-      if (kv_[slot_of(p)] != chain(id, p)) {
-        garbage("reads foreign KV at position " + std::to_string(p) + " of " + std::to_string(chunk.context_length));
+      if (kv_[slot_of(p)] != chain(tag, p)) {
+        garbage("reads foreign KV at position " + std::to_string(p) + " of " +
+                std::to_string(chunk.context_length));
       }
     }
     for (std::int32_t p = chunk.first_position; p < chunk.first_position + chunk.num_tokens; ++p) {
       const std::int64_t slot = slot_of(p);
-      if (plan.groups[0].token_slots[static_cast<std::size_t>(chunk.first_token + p - chunk.first_position)].value != slot) {
+      if (plan.groups[0]
+              .token_slots[static_cast<std::size_t>(chunk.first_token + p - chunk.first_position)]
+              .value != slot) {
         fail("a token slot differs from the block table");
       }
       // What a chunk was planned to write and did not is garbage, whoever held the place before.
       if (p < end) {
-        kv_[slot] = is_clean ? chain(id, p) : kGarbageKv;
+        kv_[slot] = is_clean ? chain(tag, p) : kGarbageKv;
       } else if (spoil) {
         kv_[slot] = kGarbageKv;
       }
@@ -277,9 +284,7 @@ class ToyExecutor {
   Capabilities capabilities_;
   SplitMix64 rng_;
   std::unordered_map<std::uint64_t, ToyRequest> requests_;
-  std::unordered_map<std::uint64_t, std::vector<Token>> outputs_;
   std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> chains_;
-  std::unordered_map<std::uint64_t, std::uint64_t> chain_owner_;
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;
   std::unordered_map<std::int32_t, Token> last_token_;
@@ -334,8 +339,11 @@ class ToyEvents {
         }
         r.tokens.insert(r.tokens.end(), e.tokens.begin(), e.tokens.end());
         break;
-      case EventKind::Preempted: r.preemptions += e.count; break;
-      default: break;
+      case EventKind::Preempted:
+        r.preemptions += e.count;
+        break;
+      default:
+        break;
     }
     if (is_terminal(e.kind)) {
       ++r.terminals;

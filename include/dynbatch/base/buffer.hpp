@@ -37,7 +37,8 @@ class Buffer {
   }
   ~Buffer() { std::free(data_); }
 
-  /// Replaces the content by `count` elements of zero bytes. OutOfMemory names `field` and the count.
+  /// Replaces the content by `count` elements of zero bytes. OutOfMemory names `field` and the
+  /// count.
   Status allocate(std::size_t count, const char* field) noexcept {
     std::free(data_);
     data_ = nullptr;
@@ -80,7 +81,8 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-/// Vector of trivial elements whose capacity is set once; push_back beyond it is a programming error.
+/// Vector of trivial elements whose capacity is set once; push_back beyond it is a programming
+/// error.
 template <class T>
 class FixedVector {
  public:

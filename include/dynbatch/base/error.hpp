@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// Typed errors: a Status names the field, the value and the limit; Expected carries a value or a Status.
+/// Typed errors: a Status names the field, the value and the limit; Expected carries a value or a
+/// Status.
 #include <dynbatch/base/config.hpp>
 
 #include <cstdint>
@@ -18,42 +19,60 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// What went wrong. Stable numbers: they are written to logs.
 enum class Errc : std::uint8_t {
   Ok = 0,
-  InvalidConfig = 1,   ///< A Config field is outside its documented range.
-  NotSupported = 2,    ///< A request or plan needs what this build, pool or executor does not offer.
-  EmptyPrompt = 3,     ///< A prompt of zero tokens.
-  CanNeverFit = 4,     ///< The request needs more than an idle engine has.
-  QueueFull = 5,       ///< A preallocated limit is reached; the same request may succeed later.
-  Closed = 6,          ///< close() was called.
-  Expired = 7,         ///< start_by or finish_by had passed at submission.
-  Duplicate = 8,       ///< The request id is alive.
-  NotFound = 9,        ///< No live request has this id.
-  WrongPlan = 10,      ///< A plan was settled out of order, twice, or does not belong to this scheduler.
-  BadResult = 11,      ///< A StepResult does not match its plan.
-  OutOfMemory = 12,    ///< make() could not allocate.
-  InvalidArgument = 13,///< Any other argument outside its documented range.
-  InternalError = 14,  ///< An invariant check failed; the state is suspect.
-  ExecutorFailed = 15, ///< The executor failed this request's chunks more often than it may be retried.
+  InvalidConfig = 1,  ///< A Config field is outside its documented range.
+  NotSupported = 2,   ///< A request or plan needs what this build, pool or executor does not offer.
+  EmptyPrompt = 3,    ///< A prompt of zero tokens.
+  CanNeverFit = 4,    ///< The request needs more than an idle engine has.
+  QueueFull = 5,      ///< A preallocated limit is reached; the same request may succeed later.
+  Closed = 6,         ///< close() was called.
+  Expired = 7,        ///< start_by or finish_by had passed at submission.
+  Duplicate = 8,      ///< The request id is alive.
+  NotFound = 9,       ///< No live request has this id.
+  WrongPlan =
+      10,  ///< A plan was settled out of order, twice, or does not belong to this scheduler.
+  BadResult = 11,        ///< A StepResult does not match its plan.
+  OutOfMemory = 12,      ///< make() could not allocate.
+  InvalidArgument = 13,  ///< Any other argument outside its documented range.
+  InternalError = 14,    ///< An invariant check failed; the state is suspect.
+  ExecutorFailed =
+      15,  ///< The executor failed this request's chunks more often than it may be retried.
 };
 
 /// Name of an error code, for messages and logs.
 [[nodiscard]] constexpr const char* to_string(Errc code) noexcept {
   switch (code) {
-    case Errc::Ok: return "ok";
-    case Errc::InvalidConfig: return "invalid config";
-    case Errc::NotSupported: return "not supported";
-    case Errc::EmptyPrompt: return "empty prompt";
-    case Errc::CanNeverFit: return "can never fit";
-    case Errc::QueueFull: return "queue full";
-    case Errc::Closed: return "closed";
-    case Errc::Expired: return "expired";
-    case Errc::Duplicate: return "duplicate id";
-    case Errc::NotFound: return "not found";
-    case Errc::WrongPlan: return "wrong plan";
-    case Errc::BadResult: return "bad result";
-    case Errc::OutOfMemory: return "out of memory";
-    case Errc::InvalidArgument: return "invalid argument";
-    case Errc::InternalError: return "internal error";
-    case Errc::ExecutorFailed: return "executor failed";
+    case Errc::Ok:
+      return "ok";
+    case Errc::InvalidConfig:
+      return "invalid config";
+    case Errc::NotSupported:
+      return "not supported";
+    case Errc::EmptyPrompt:
+      return "empty prompt";
+    case Errc::CanNeverFit:
+      return "can never fit";
+    case Errc::QueueFull:
+      return "queue full";
+    case Errc::Closed:
+      return "closed";
+    case Errc::Expired:
+      return "expired";
+    case Errc::Duplicate:
+      return "duplicate id";
+    case Errc::NotFound:
+      return "not found";
+    case Errc::WrongPlan:
+      return "wrong plan";
+    case Errc::BadResult:
+      return "bad result";
+    case Errc::OutOfMemory:
+      return "out of memory";
+    case Errc::InvalidArgument:
+      return "invalid argument";
+    case Errc::InternalError:
+      return "internal error";
+    case Errc::ExecutorFailed:
+      return "executor failed";
   }
   return "unknown";
 }
@@ -61,10 +80,10 @@ enum class Errc : std::uint8_t {
 /// Result of an operation that returns nothing else. Strings are literals: a Status owns nothing.
 struct [[nodiscard]] Status {
   Errc code = Errc::Ok;
-  const char* field = "";   ///< The field or argument at fault, e.g. "max_sequences".
-  std::int64_t value = 0;   ///< What it was.
-  std::int64_t limit = 0;   ///< The bound it broke, if there is one.
-  const char* text = "";    ///< One sentence for a person.
+  const char* field = "";  ///< The field or argument at fault, e.g. "max_sequences".
+  std::int64_t value = 0;  ///< What it was.
+  std::int64_t limit = 0;  ///< The bound it broke, if there is one.
+  const char* text = "";   ///< One sentence for a person.
 
   [[nodiscard]] constexpr bool is_ok() const noexcept { return code == Errc::Ok; }
   constexpr explicit operator bool() const noexcept { return is_ok(); }
@@ -91,7 +110,8 @@ inline std::size_t format_status(const Status& status, char* out, std::size_t ca
   auto put_number = [&](std::int64_t v) {
     char digits[24];
     std::size_t n = 0;
-    std::uint64_t rest = v < 0 ? ~static_cast<std::uint64_t>(v) + 1U : static_cast<std::uint64_t>(v);
+    std::uint64_t rest =
+        v < 0 ? ~static_cast<std::uint64_t>(v) + 1U : static_cast<std::uint64_t>(v);
     do {
       digits[n++] = static_cast<char>('0' + static_cast<int>(rest % 10U));
       rest /= 10U;
@@ -139,8 +159,8 @@ class Error : public std::exception {
 };
 #endif
 
-/// Reports a configuration error from a constructor: throws Error, or aborts where exceptions are off.
-/// Hosts without exceptions call make(), which returns the Status instead.
+/// Reports a configuration error from a constructor: throws Error, or aborts where exceptions are
+/// off. Hosts without exceptions call make(), which returns the Status instead.
 [[noreturn]] inline void raise(const Status& status) {
 #if DYNBATCH_EXCEPTIONS
   throw Error(status);
@@ -154,10 +174,13 @@ class Error : public std::exception {
 template <class T>
 class [[nodiscard]] Expected {
  public:
-  Expected(const Status& status) noexcept : status_(status) {  // NOLINT(google-explicit-constructor): a failed make() returns a Status
+  Expected(const Status& status) noexcept
+      : status_(status) {  // NOLINT(google-explicit-constructor): a failed make() returns a Status
     DYNBATCH_ASSERT(!status.is_ok(), "an Expected without a value needs an error");
   }
-  Expected(T&& value) noexcept(std::is_nothrow_move_constructible_v<T>) {  // NOLINT(google-explicit-constructor): a make() returns its value
+  Expected(T&& value) noexcept(
+      std::is_nothrow_move_constructible_v<T>) {  // NOLINT(google-explicit-constructor): a make()
+                                                  // returns its value
     ::new (static_cast<void*>(storage_)) T(std::move(value));
     has_value_ = true;
   }

@@ -9,7 +9,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// A vocabulary index; negative values are references to tokens not yet known (model/step_plan.hpp).
+/// A vocabulary index; negative values are references to tokens not yet known
+/// (model/step_plan.hpp).
 using Token = std::int32_t;
 
 /// Chosen by the host; unique among live requests.

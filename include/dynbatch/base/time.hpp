@@ -15,8 +15,12 @@ struct DurationNs {
   std::int64_t ns = 0;
 
   friend constexpr auto operator<=>(DurationNs, DurationNs) noexcept = default;
-  friend constexpr DurationNs operator+(DurationNs a, DurationNs b) noexcept { return {a.ns + b.ns}; }
-  friend constexpr DurationNs operator-(DurationNs a, DurationNs b) noexcept { return {a.ns - b.ns}; }
+  friend constexpr DurationNs operator+(DurationNs a, DurationNs b) noexcept {
+    return {a.ns + b.ns};
+  }
+  friend constexpr DurationNs operator-(DurationNs a, DurationNs b) noexcept {
+    return {a.ns - b.ns};
+  }
 };
 
 /// A point of monotonic time in nanoseconds, on whatever clock the host uses throughout.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// Admission: the order of waiting requests, what is reserved for them, how steps are composed, and who
-/// gives way when blocks run out.
+/// Admission: the order of waiting requests, what is reserved for them, how steps are composed, and
+/// who gives way when blocks run out.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
@@ -27,7 +27,7 @@ struct AdmissionRequest {
   Slo slo{};
   std::int64_t prompt_length = 0;
   std::int64_t max_new_tokens = kOpenEnded;
-  std::int64_t output_tokens = 0;   ///< Produced before a preemption.
+  std::int64_t output_tokens = 0;  ///< Produced before a preemption.
   std::int32_t priority = 0;
   std::int32_t num_preemptions = 0;
   RequestClass request_class = RequestClass::Interactive;
@@ -58,12 +58,13 @@ struct Reservation {
 
 /// What a step may be made of.
 struct Composition {
-  bool decode = true;             ///< Running decodes are planned.
-  bool prefill = true;            ///< Started prefills go on.
-  bool admit = true;              ///< Waiting requests are admitted.
+  bool decode = true;                  ///< Running decodes are planned.
+  bool prefill = true;                 ///< Started prefills go on.
+  bool admit = true;                   ///< Waiting requests are admitted.
   bool prefill_before_decode = false;  ///< Prefill takes its tokens from the budget first.
-  bool stop_decode_if_prefill = false; ///< A step that holds a prefill holds no decode (prefill-only steps).
-  bool pad_to_batch = false;      ///< Rows of finished sequences stay until the batch is empty.
+  bool stop_decode_if_prefill =
+      false;                  ///< A step that holds a prefill holds no decode (prefill-only steps).
+  bool pad_to_batch = false;  ///< Rows of finished sequences stay until the batch is empty.
 };
 
 struct ComposeInput {
@@ -78,7 +79,7 @@ struct ChunkInput {
   std::int64_t budget_tokens = 0;     ///< Left in the step.
   std::int32_t block_size = 1;
   bool is_first_chunk = false;
-  bool is_atomic = false;             ///< All or nothing.
+  bool is_atomic = false;  ///< All or nothing.
 };
 
 /// A running sequence that might give way.
@@ -89,15 +90,17 @@ struct VictimCandidate {
   std::int64_t num_blocks = 0;
 };
 
-/// Gives the candidates in reverse order of admission: 0 is the last admitted. A function table over
-/// the scheduler's running list, so that a policy that needs only the first pays O(1).
+/// Gives the candidates in reverse order of admission: 0 is the last admitted. A function table
+/// over the scheduler's running list, so that a policy that needs only the first pays O(1).
 class VictimList {
  public:
   using Getter = VictimCandidate (*)(const void* context, std::int32_t index) noexcept;
   VictimList(const void* context, Getter getter, std::int32_t count) noexcept
       : context_(context), getter_(getter), count_(count) {}
   [[nodiscard]] std::int32_t size() const noexcept { return count_; }
-  [[nodiscard]] VictimCandidate operator[](std::int32_t index) const noexcept { return getter_(context_, index); }
+  [[nodiscard]] VictimCandidate operator[](std::int32_t index) const noexcept {
+    return getter_(context_, index);
+  }
 
  private:
   const void* context_;
@@ -123,10 +126,12 @@ concept Admission =
 /// One readable message for each missing requirement; called by the Scheduler.
 template <class P>
 consteval bool check_admission() {
-  static_assert(std::movable<P>, "dynbatch: an Admission needs to be movable. See docs/policies/admission.md");
-  static_assert(detail::HasConfig<P>,
-                "dynbatch: an Admission needs 'struct Config { Status validate() const noexcept; }'. "
-                "See docs/policies/admission.md");
+  static_assert(std::movable<P>,
+                "dynbatch: an Admission needs to be movable. See docs/policies/admission.md");
+  static_assert(
+      detail::HasConfig<P>,
+      "dynbatch: an Admission needs 'struct Config { Status validate() const noexcept; }'. "
+      "See docs/policies/admission.md");
   static_assert(
       requires(P& p, const AdmissionRequest& r) {
         { p.key(r) } noexcept -> std::same_as<AdmissionKey>;
@@ -181,11 +186,21 @@ class AnyAdmission {
     requires(!std::same_as<std::remove_const_t<P>, AnyAdmission> && Admission<P>)
   explicit AnyAdmission(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
 
-  [[nodiscard]] AdmissionKey key(const AdmissionRequest& r) noexcept { return table_->key(self_, r); }
-  [[nodiscard]] Reservation need(const NeedInput& in) const noexcept { return table_->need(self_, in); }
-  [[nodiscard]] Composition compose(const ComposeInput& in) const noexcept { return table_->compose(self_, in); }
-  [[nodiscard]] std::int64_t chunk(const ChunkInput& in) const noexcept { return table_->chunk(self_, in); }
-  [[nodiscard]] std::int32_t victim(const VictimList& in) const noexcept { return table_->victim(self_, in); }
+  [[nodiscard]] AdmissionKey key(const AdmissionRequest& r) noexcept {
+    return table_->key(self_, r);
+  }
+  [[nodiscard]] Reservation need(const NeedInput& in) const noexcept {
+    return table_->need(self_, in);
+  }
+  [[nodiscard]] Composition compose(const ComposeInput& in) const noexcept {
+    return table_->compose(self_, in);
+  }
+  [[nodiscard]] std::int64_t chunk(const ChunkInput& in) const noexcept {
+    return table_->chunk(self_, in);
+  }
+  [[nodiscard]] std::int32_t victim(const VictimList& in) const noexcept {
+    return table_->victim(self_, in);
+  }
   [[nodiscard]] std::int32_t max_bypass() const noexcept { return table_->max_bypass(self_); }
   [[nodiscard]] bool splits_prompts() const noexcept { return table_->splits_prompts(self_); }
 
@@ -202,10 +217,18 @@ class AnyAdmission {
   template <class P>
   static constexpr Table kTable{
       [](void* p, const AdmissionRequest& r) noexcept { return static_cast<P*>(p)->key(r); },
-      [](const void* p, const NeedInput& in) noexcept { return static_cast<const P*>(p)->need(in); },
-      [](const void* p, const ComposeInput& in) noexcept { return static_cast<const P*>(p)->compose(in); },
-      [](const void* p, const ChunkInput& in) noexcept { return static_cast<const P*>(p)->chunk(in); },
-      [](const void* p, const VictimList& in) noexcept { return static_cast<const P*>(p)->victim(in); },
+      [](const void* p, const NeedInput& in) noexcept {
+        return static_cast<const P*>(p)->need(in);
+      },
+      [](const void* p, const ComposeInput& in) noexcept {
+        return static_cast<const P*>(p)->compose(in);
+      },
+      [](const void* p, const ChunkInput& in) noexcept {
+        return static_cast<const P*>(p)->chunk(in);
+      },
+      [](const void* p, const VictimList& in) noexcept {
+        return static_cast<const P*>(p)->victim(in);
+      },
       [](const void* p) noexcept { return static_cast<const P*>(p)->max_bypass(); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->splits_prompts(); }};
 

@@ -17,18 +17,19 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// What a sizer sees before a step. Counts are of requests on this scheduler.
 struct SizerInput {
   TimeNs now{};
-  std::int32_t num_decoding = 0;         ///< Running sequences past their prompt.
-  std::int32_t num_prefilling = 0;       ///< Running sequences inside their prompt.
-  std::int64_t num_waiting = 0;          ///< Accepted, not running.
-  std::int64_t decoding_kv_tokens = 0;   ///< Sum of the decoding sequences' context lengths.
-  std::int64_t running_output_tokens = 0;///< Outputs so far of all running sequences.
-  std::int64_t waiting_prompt_tokens = 0;///< Sum of waiting prompts (and recomputed outputs).
-  TimeNs next_token_due = kNever;        ///< Least first_token_time + tpot * outputs over running sequences with a TPOT limit.
-  DurationNs least_tpot = kUnbounded;    ///< Least TPOT limit among running sequences.
-  TimeNs first_token_due = kNever;       ///< Arrival + TTFT limit of the first waiting request.
+  std::int32_t num_decoding = 0;           ///< Running sequences past their prompt.
+  std::int32_t num_prefilling = 0;         ///< Running sequences inside their prompt.
+  std::int64_t num_waiting = 0;            ///< Accepted, not running.
+  std::int64_t decoding_kv_tokens = 0;     ///< Sum of the decoding sequences' context lengths.
+  std::int64_t running_output_tokens = 0;  ///< Outputs so far of all running sequences.
+  std::int64_t waiting_prompt_tokens = 0;  ///< Sum of waiting prompts (and recomputed outputs).
+  TimeNs next_token_due = kNever;          ///< Least first_token_time + tpot * outputs over running
+                                           ///< sequences with a TPOT limit.
+  DurationNs least_tpot = kUnbounded;      ///< Least TPOT limit among running sequences.
+  TimeNs first_token_due = kNever;         ///< Arrival + TTFT limit of the first waiting request.
   std::int32_t plans_in_flight = 0;
-  std::int64_t max_tokens = 0;           ///< The executor's limit a step.
-  std::int32_t max_sequences = 0;        ///< The executor's rows.
+  std::int64_t max_tokens = 0;     ///< The executor's limit a step.
+  std::int32_t max_sequences = 0;  ///< The executor's rows.
   PoolStats pool{};
 };
 
@@ -38,7 +39,7 @@ struct BatchLimits {
   std::int32_t max_decode_sequences = 1;   ///< Running sequences in all; >= 1.
   std::int64_t max_tokens = 1;             ///< Tokens of the step; >= 1.
   std::int64_t max_prefill_tokens = 1;     ///< Of these, prompt tokens; >= 1.
-  TimeNs not_before{};                     ///< The step starts no earlier; a time <= now is no limit.
+  TimeNs not_before{};  ///< The step starts no earlier; a time <= now is no limit.
 
   friend constexpr bool operator==(const BatchLimits&, const BatchLimits&) noexcept = default;
 };
@@ -46,8 +47,8 @@ struct BatchLimits {
 /// What a sizer learns from a settled step.
 struct StepFeedback {
   TimeNs now{};
-  StepWork work{};              ///< As performed: padded where the plan was padded.
-  DurationNs measured{};        ///< 0 or negative = not measured.
+  StepWork work{};                          ///< As performed: padded where the plan was padded.
+  DurationNs measured{};                    ///< 0 or negative = not measured.
   std::int32_t num_finished = 0;            ///< Requests that finished normally in this step,
   std::int64_t finished_output_tokens = 0;  ///< and how many tokens they had produced.
 };
@@ -67,9 +68,10 @@ template <class P>
 consteval bool check_batch_sizer() {
   static_assert(std::movable<P>,
                 "dynbatch: a BatchSizer needs to be movable. See docs/policies/batch_sizer.md");
-  static_assert(detail::HasConfig<P>,
-                "dynbatch: a BatchSizer needs 'struct Config { Status validate() const noexcept; }'. "
-                "See docs/policies/batch_sizer.md");
+  static_assert(
+      detail::HasConfig<P>,
+      "dynbatch: a BatchSizer needs 'struct Config { Status validate() const noexcept; }'. "
+      "See docs/policies/batch_sizer.md");
   static_assert(
       requires(P& p, const SizerInput& in) {
         { p.limits(in) } noexcept -> std::same_as<BatchLimits>;
@@ -106,7 +108,9 @@ class AnyBatchSizer {
     requires(!std::same_as<std::remove_const_t<P>, AnyBatchSizer> && BatchSizer<P>)
   explicit AnyBatchSizer(P& model) noexcept : self_(&model), table_(&kTable<P>) {}
 
-  [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept { return table_->limits(self_, in); }
+  [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
+    return table_->limits(self_, in);
+  }
   void observe(const StepFeedback& fb) noexcept { table_->observe(self_, fb); }
   [[nodiscard]] BatchLimits ceiling() const noexcept { return table_->ceiling(self_); }
   [[nodiscard]] StepCost cost() const noexcept { return table_->cost(self_); }

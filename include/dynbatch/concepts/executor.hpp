@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// Executor: the host's side of a step. The scheduler never calls it; run_step() and the simulator do.
+/// Executor: the host's side of a step. The scheduler never calls it; run_step() and the simulator
+/// do.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/step_plan.hpp>
@@ -11,8 +12,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Runs one plan and fills in the result, which was reset for the plan. It may throw: run_step() then
-/// abandons the plan as lost. Contract: docs/embedding.md.
+/// Runs one plan and fills in the result, which was reset for the plan. It may throw: run_step()
+/// then abandons the plan as lost. Contract: docs/embedding.md.
 template <class E>
 concept Executor = requires(E& e, const E& ce, const StepPlan& plan, StepResultBuffer& result) {
   { ce.capabilities() } -> std::same_as<Capabilities>;
@@ -25,13 +26,13 @@ consteval bool check_executor() {
   static_assert(
       requires(const E& e) {
         { e.capabilities() } -> std::same_as<Capabilities>;
-      },
-      "dynbatch: an Executor needs 'Capabilities capabilities() const'. See docs/embedding.md");
+      }, "dynbatch: an Executor needs 'Capabilities capabilities() const'. See docs/embedding.md");
   static_assert(
       requires(E& e, const StepPlan& plan, StepResultBuffer& result) {
         { e.execute(plan, result) } -> std::same_as<void>;
       },
-      "dynbatch: an Executor needs 'void execute(const StepPlan&, StepResultBuffer&)'. See docs/embedding.md");
+      "dynbatch: an Executor needs 'void execute(const StepPlan&, StepResultBuffer&)'. See "
+      "docs/embedding.md");
   return true;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// ExpertBalancer: which GPU holds which replica of which MoE expert, and how load is shared among them.
+/// ExpertBalancer: which GPU holds which replica of which MoE expert, and how load is shared among
+/// them.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/concepts/ladder.hpp>
 #include <dynbatch/model/step_plan.hpp>
@@ -26,7 +27,8 @@ template <class P>
 concept ExpertBalancer =
     std::movable<P> && detail::HasConfig<P> &&
     requires(P& p, const P& cp, const ExpertCounts& counts, std::span<ExpertMove> moves,
-             std::span<const std::uint32_t> layer_counts, std::span<float> shares, std::int32_t layer) {
+             std::span<const std::uint32_t> layer_counts, std::span<float> shares,
+             std::int32_t layer) {
       { p.observe(counts) } noexcept -> std::same_as<void>;
       { p.task() } noexcept -> std::same_as<bool>;
       { cp.placement() } noexcept -> std::same_as<std::uint64_t>;
@@ -39,11 +41,13 @@ concept ExpertBalancer =
 /// One readable message for each missing requirement; called by the Scheduler.
 template <class P>
 consteval bool check_expert_balancer() {
-  static_assert(std::movable<P>,
-                "dynbatch: an ExpertBalancer needs to be movable. See docs/policies/expert_balancer.md");
-  static_assert(detail::HasConfig<P>,
-                "dynbatch: an ExpertBalancer needs 'struct Config { Status validate() const noexcept; }'. "
-                "See docs/policies/expert_balancer.md");
+  static_assert(
+      std::movable<P>,
+      "dynbatch: an ExpertBalancer needs to be movable. See docs/policies/expert_balancer.md");
+  static_assert(
+      detail::HasConfig<P>,
+      "dynbatch: an ExpertBalancer needs 'struct Config { Status validate() const noexcept; }'. "
+      "See docs/policies/expert_balancer.md");
   static_assert(
       requires(P& p, const ExpertCounts& counts) {
         { p.observe(counts) } noexcept -> std::same_as<void>;
@@ -54,7 +58,8 @@ consteval bool check_expert_balancer() {
       requires(P& p) {
         { p.task() } noexcept -> std::same_as<bool>;
       },
-      "dynbatch: an ExpertBalancer needs 'bool task() noexcept'. See docs/policies/expert_balancer.md");
+      "dynbatch: an ExpertBalancer needs 'bool task() noexcept'. See "
+      "docs/policies/expert_balancer.md");
   static_assert(
       requires(const P& p) {
         { p.placement() } noexcept -> std::same_as<std::uint64_t>;
@@ -72,13 +77,16 @@ consteval bool check_expert_balancer() {
         { p.confirm(layer) } noexcept -> std::same_as<void>;
         { p.fail(layer) } noexcept -> std::same_as<void>;
       },
-      "dynbatch: an ExpertBalancer needs 'void confirm(std::int32_t layer) noexcept' and 'void fail(std::int32_t layer) "
+      "dynbatch: an ExpertBalancer needs 'void confirm(std::int32_t layer) noexcept' and 'void "
+      "fail(std::int32_t layer) "
       "noexcept'. See docs/policies/expert_balancer.md");
   static_assert(
-      requires(const P& p, std::int32_t layer, std::span<const std::uint32_t> counts, std::span<float> shares) {
+      requires(const P& p, std::int32_t layer, std::span<const std::uint32_t> counts,
+               std::span<float> shares) {
         { p.shares(layer, counts, shares) } noexcept -> std::same_as<void>;
       },
-      "dynbatch: an ExpertBalancer needs 'void shares(std::int32_t, std::span<const std::uint32_t>, "
+      "dynbatch: an ExpertBalancer needs 'void shares(std::int32_t, std::span<const "
+      "std::uint32_t>, "
       "std::span<float>) const noexcept'. See docs/policies/expert_balancer.md");
   return true;
 }
@@ -95,10 +103,13 @@ class AnyExpertBalancer {
   void observe(const ExpertCounts& counts) noexcept { table_->observe(self_, counts); }
   bool task() noexcept { return table_->task(self_); }
   [[nodiscard]] std::uint64_t placement() const noexcept { return table_->placement(self_); }
-  std::int32_t due_moves(std::span<ExpertMove> moves) noexcept { return table_->due_moves(self_, moves); }
+  std::int32_t due_moves(std::span<ExpertMove> moves) noexcept {
+    return table_->due_moves(self_, moves);
+  }
   void confirm(std::int32_t layer) noexcept { table_->confirm(self_, layer); }
   void fail(std::int32_t layer) noexcept { table_->fail(self_, layer); }
-  void shares(std::int32_t layer, std::span<const std::uint32_t> counts, std::span<float> out) const noexcept {
+  void shares(std::int32_t layer, std::span<const std::uint32_t> counts,
+              std::span<float> out) const noexcept {
     table_->shares(self_, layer, counts, out);
   }
 
@@ -110,7 +121,8 @@ class AnyExpertBalancer {
     std::int32_t (*due_moves)(void*, std::span<ExpertMove>) noexcept;
     void (*confirm)(void*, std::int32_t) noexcept;
     void (*fail)(void*, std::int32_t) noexcept;
-    void (*shares)(const void*, std::int32_t, std::span<const std::uint32_t>, std::span<float>) noexcept;
+    void (*shares)(const void*, std::int32_t, std::span<const std::uint32_t>,
+                   std::span<float>) noexcept;
   };
   template <class P>
   static constexpr Table kTable{
@@ -120,9 +132,8 @@ class AnyExpertBalancer {
       [](void* p, std::span<ExpertMove> m) noexcept { return static_cast<P*>(p)->due_moves(m); },
       [](void* p, std::int32_t layer) noexcept { static_cast<P*>(p)->confirm(layer); },
       [](void* p, std::int32_t layer) noexcept { static_cast<P*>(p)->fail(layer); },
-      [](const void* p, std::int32_t layer, std::span<const std::uint32_t> c, std::span<float> s) noexcept {
-        static_cast<const P*>(p)->shares(layer, c, s);
-      }};
+      [](const void* p, std::int32_t layer, std::span<const std::uint32_t> c,
+         std::span<float> s) noexcept { static_cast<const P*>(p)->shares(layer, c, s); }};
 
   void* self_;
   const Table* table_;

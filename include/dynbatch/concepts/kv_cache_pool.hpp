@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// KVCachePool: owns the KV blocks, the block tables of running rows and the index of cached prefixes.
+/// KVCachePool: owns the KV blocks, the block tables of running rows and the index of cached
+/// prefixes.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
@@ -25,7 +26,7 @@ struct PoolAttachment {
   std::int32_t max_rows = 0;            ///< Rows that may hold a table.
   std::int64_t max_context_tokens = 0;  ///< Longest table, in tokens.
   std::int32_t max_plans_in_flight = 1;
-  bool in_order = true;                 ///< Executor::capabilities().in_order.
+  bool in_order = true;  ///< Executor::capabilities().in_order.
 };
 
 /// Result of a look-up; valid for the next acquire() and only while the pool has not changed.
@@ -33,63 +34,68 @@ struct PrefixMatch {
   std::int64_t num_tokens = 0;   ///< Reusable leading tokens.
   std::int64_t num_blocks = 0;   ///< Blocks that hold them (first group).
   std::int64_t idle_blocks = 0;  ///< Of these, how many acquire() would take out of `cached`.
-  PlanId newest_pending{};       ///< Newest plan that has still to write one of them; kNoPlan = none.
-  std::uint64_t ticket = 0;      ///< State of the pool at the look-up.
+  PlanId newest_pending{};   ///< Newest plan that has still to write one of them; kNoPlan = none.
+  std::uint64_t ticket = 0;  ///< State of the pool at the look-up.
 };
 
 /// Laws: docs/policies/kv_cache_pool.md. Positions and counts are tokens unless a name says blocks.
 template <class P>
-concept KVCachePool =
-    std::movable<P> && detail::HasConfig<P> &&
-    requires(P& p, const P& cp, const PoolAttachment& attachment, const SequenceContentView& content,
-             const PrefixMatch& match, Row row, std::int64_t tokens, PlanId plan, TimeNs time,
-             std::size_t group, std::span<KvEvent> events) {
-      { p.attach(attachment) } noexcept -> std::same_as<Status>;
-      { cp.groups() } noexcept -> std::same_as<std::span<const GroupSpec>>;
-      { cp.can_ever_fit(tokens) } noexcept -> std::same_as<bool>;
-      { cp.shares_prefixes() } noexcept -> std::same_as<bool>;
-      { p.match(content, tokens) } noexcept -> std::same_as<PrefixMatch>;
-      { p.acquire(row, match) } noexcept -> std::same_as<bool>;
-      { p.extend(row, tokens) } noexcept -> std::same_as<bool>;
-      { p.publish(row, content, tokens, plan) } noexcept -> std::same_as<void>;
-      { p.truncate(row, tokens) } noexcept -> std::same_as<void>;
-      { p.fork(row, row, tokens) } noexcept -> std::same_as<Status>;
-      { p.release(row) } noexcept -> std::same_as<void>;
-      { cp.table(group, row) } noexcept -> std::same_as<std::span<const BlockId>>;
-      { p.settle(plan) } noexcept -> std::same_as<void>;
-      { p.withdraw(row, tokens) } noexcept -> std::same_as<std::int64_t>;
-      { cp.reads_withdrawn(row) } noexcept -> std::same_as<bool>;
-      { p.pin(content, tokens, time) } noexcept -> std::same_as<Status>;
-      { p.unpin_expired(time) } noexcept -> std::same_as<void>;
-      { p.resize(tokens) } noexcept -> std::same_as<Status>;
-      { p.clear() } noexcept -> std::same_as<bool>;
-      { p.drain_events(events) } noexcept -> std::same_as<std::size_t>;
-      { cp.stats() } noexcept -> std::same_as<PoolStats>;
-      { cp.check() } noexcept -> std::same_as<Status>;
-    };
+concept KVCachePool = std::movable<P> && detail::HasConfig<P> &&
+                      requires(P& p, const P& cp, const PoolAttachment& attachment,
+                               const SequenceContentView& content, const PrefixMatch& match,
+                               Row row, std::int64_t tokens, PlanId plan, TimeNs time,
+                               std::size_t group, std::span<KvEvent> events) {
+                        { p.attach(attachment) } noexcept -> std::same_as<Status>;
+                        { cp.groups() } noexcept -> std::same_as<std::span<const GroupSpec>>;
+                        { cp.can_ever_fit(tokens) } noexcept -> std::same_as<bool>;
+                        { cp.shares_prefixes() } noexcept -> std::same_as<bool>;
+                        { p.match(content, tokens) } noexcept -> std::same_as<PrefixMatch>;
+                        { p.acquire(row, match) } noexcept -> std::same_as<bool>;
+                        { p.extend(row, tokens) } noexcept -> std::same_as<bool>;
+                        { p.publish(row, content, tokens, plan) } noexcept -> std::same_as<void>;
+                        { p.truncate(row, tokens) } noexcept -> std::same_as<void>;
+                        { p.fork(row, row, tokens) } noexcept -> std::same_as<Status>;
+                        { p.release(row) } noexcept -> std::same_as<void>;
+                        { cp.table(group, row) } noexcept -> std::same_as<std::span<const BlockId>>;
+                        { p.settle(plan) } noexcept -> std::same_as<void>;
+                        { p.withdraw(row, tokens) } noexcept -> std::same_as<std::int64_t>;
+                        { cp.reads_withdrawn(row) } noexcept -> std::same_as<bool>;
+                        { p.pin(content, tokens, time) } noexcept -> std::same_as<Status>;
+                        { p.unpin_expired(time) } noexcept -> std::same_as<void>;
+                        { p.resize(tokens) } noexcept -> std::same_as<Status>;
+                        { p.clear() } noexcept -> std::same_as<bool>;
+                        { p.drain_events(events) } noexcept -> std::same_as<std::size_t>;
+                        { cp.stats() } noexcept -> std::same_as<PoolStats>;
+                        { cp.check() } noexcept -> std::same_as<Status>;
+                      };
 
 // One rung of the ladder: the expression `call` must be noexcept and return `type`.
-#define DYNBATCH_POOL_RUNG(call, type, text)                                                          \
-  static_assert(                                                                                      \
-      requires(P & p, const P& cp, const PoolAttachment& attachment, const SequenceContentView& content, \
-               const PrefixMatch& match, Row row, std::int64_t tokens, PlanId plan, TimeNs time,      \
-               std::size_t group, std::span<KvEvent> events) {                                        \
-        { call } noexcept -> std::same_as<type>;                                                      \
-      },                                                                                              \
+#define DYNBATCH_POOL_RUNG(call, type, text)                                          \
+  static_assert(                                                                      \
+      requires(P& p, const P& cp, const PoolAttachment& attachment,                   \
+               const SequenceContentView& content, const PrefixMatch& match, Row row, \
+               std::int64_t tokens, PlanId plan, TimeNs time, std::size_t group,      \
+               std::span<KvEvent> events) {                                           \
+        { call } noexcept -> std::same_as<type>;                                      \
+      },                                                                              \
       "dynbatch: a KVCachePool needs '" text " noexcept'. See docs/policies/kv_cache_pool.md")
 
 /// One readable message for each missing requirement; called by the Scheduler.
 template <class P>
 consteval bool check_kv_cache_pool() {
-  static_assert(std::movable<P>, "dynbatch: a KVCachePool needs to be movable. See docs/policies/kv_cache_pool.md");
-  static_assert(detail::HasConfig<P>,
-                "dynbatch: a KVCachePool needs 'struct Config { Status validate() const noexcept; }'. "
-                "See docs/policies/kv_cache_pool.md");
+  static_assert(std::movable<P>,
+                "dynbatch: a KVCachePool needs to be movable. See docs/policies/kv_cache_pool.md");
+  static_assert(
+      detail::HasConfig<P>,
+      "dynbatch: a KVCachePool needs 'struct Config { Status validate() const noexcept; }'. "
+      "See docs/policies/kv_cache_pool.md");
   DYNBATCH_POOL_RUNG(p.attach(attachment), Status, "Status attach(const PoolAttachment&)");
-  DYNBATCH_POOL_RUNG(cp.groups(), std::span<const GroupSpec>, "std::span<const GroupSpec> groups() const");
+  DYNBATCH_POOL_RUNG(cp.groups(), std::span<const GroupSpec>,
+                     "std::span<const GroupSpec> groups() const");
   DYNBATCH_POOL_RUNG(cp.can_ever_fit(tokens), bool, "bool can_ever_fit(std::int64_t) const");
   DYNBATCH_POOL_RUNG(cp.shares_prefixes(), bool, "bool shares_prefixes() const");
-  DYNBATCH_POOL_RUNG(p.match(content, tokens), PrefixMatch, "PrefixMatch match(const SequenceContentView&, std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.match(content, tokens), PrefixMatch,
+                     "PrefixMatch match(const SequenceContentView&, std::int64_t)");
   DYNBATCH_POOL_RUNG(p.acquire(row, match), bool, "bool acquire(Row, const PrefixMatch&)");
   DYNBATCH_POOL_RUNG(p.extend(row, tokens), bool, "bool extend(Row, std::int64_t)");
   DYNBATCH_POOL_RUNG(p.publish(row, content, tokens, plan), void,
@@ -97,15 +103,19 @@ consteval bool check_kv_cache_pool() {
   DYNBATCH_POOL_RUNG(p.truncate(row, tokens), void, "void truncate(Row, std::int64_t)");
   DYNBATCH_POOL_RUNG(p.fork(row, row, tokens), Status, "Status fork(Row, Row, std::int64_t)");
   DYNBATCH_POOL_RUNG(p.release(row), void, "void release(Row)");
-  DYNBATCH_POOL_RUNG(cp.table(group, row), std::span<const BlockId>, "std::span<const BlockId> table(std::size_t, Row) const");
+  DYNBATCH_POOL_RUNG(cp.table(group, row), std::span<const BlockId>,
+                     "std::span<const BlockId> table(std::size_t, Row) const");
   DYNBATCH_POOL_RUNG(p.settle(plan), void, "void settle(PlanId)");
-  DYNBATCH_POOL_RUNG(p.withdraw(row, tokens), std::int64_t, "std::int64_t withdraw(Row, std::int64_t)");
+  DYNBATCH_POOL_RUNG(p.withdraw(row, tokens), std::int64_t,
+                     "std::int64_t withdraw(Row, std::int64_t)");
   DYNBATCH_POOL_RUNG(cp.reads_withdrawn(row), bool, "bool reads_withdrawn(Row) const");
-  DYNBATCH_POOL_RUNG(p.pin(content, tokens, time), Status, "Status pin(const SequenceContentView&, std::int64_t, TimeNs)");
+  DYNBATCH_POOL_RUNG(p.pin(content, tokens, time), Status,
+                     "Status pin(const SequenceContentView&, std::int64_t, TimeNs)");
   DYNBATCH_POOL_RUNG(p.unpin_expired(time), void, "void unpin_expired(TimeNs)");
   DYNBATCH_POOL_RUNG(p.resize(tokens), Status, "Status resize(std::int64_t)");
   DYNBATCH_POOL_RUNG(p.clear(), bool, "bool clear()");
-  DYNBATCH_POOL_RUNG(p.drain_events(events), std::size_t, "std::size_t drain_events(std::span<KvEvent>)");
+  DYNBATCH_POOL_RUNG(p.drain_events(events), std::size_t,
+                     "std::size_t drain_events(std::span<KvEvent>)");
   DYNBATCH_POOL_RUNG(cp.stats(), PoolStats, "PoolStats stats() const");
   DYNBATCH_POOL_RUNG(cp.check(), Status, "Status check() const");
   return true;
@@ -123,7 +133,9 @@ class AnyKVCachePool {
 
   [[nodiscard]] Status attach(const PoolAttachment& a) noexcept { return table_->attach(self_, a); }
   [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return table_->groups(self_); }
-  [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept { return table_->can_ever_fit(self_, tokens); }
+  [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept {
+    return table_->can_ever_fit(self_, tokens);
+  }
   [[nodiscard]] bool shares_prefixes() const noexcept { return table_->shares_prefixes(self_); }
   [[nodiscard]] PrefixMatch match(const SequenceContentView& c, std::int64_t limit) noexcept {
     return table_->match(self_, c, limit);
@@ -134,21 +146,32 @@ class AnyKVCachePool {
     table_->publish(self_, row, c, tokens, plan);
   }
   void truncate(Row row, std::int64_t tokens) noexcept { table_->truncate(self_, row, tokens); }
-  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept { return table_->fork(self_, from, to, tokens); }
+  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept {
+    return table_->fork(self_, from, to, tokens);
+  }
   void release(Row row) noexcept { table_->release(self_, row); }
   [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
     return table_->table(self_, group, row);
   }
   void settle(PlanId plan) noexcept { table_->settle(self_, plan); }
-  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept { return table_->withdraw(self_, row, tokens); }
-  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return table_->reads_withdrawn(self_, row); }
-  [[nodiscard]] Status pin(const SequenceContentView& c, std::int64_t tokens, TimeNs until) noexcept {
+  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept {
+    return table_->withdraw(self_, row, tokens);
+  }
+  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept {
+    return table_->reads_withdrawn(self_, row);
+  }
+  [[nodiscard]] Status pin(const SequenceContentView& c, std::int64_t tokens,
+                           TimeNs until) noexcept {
     return table_->pin(self_, c, tokens, until);
   }
   void unpin_expired(TimeNs now) noexcept { table_->unpin_expired(self_, now); }
-  [[nodiscard]] Status resize(std::int64_t blocks) noexcept { return table_->resize(self_, blocks); }
+  [[nodiscard]] Status resize(std::int64_t blocks) noexcept {
+    return table_->resize(self_, blocks);
+  }
   bool clear() noexcept { return table_->clear(self_); }
-  std::size_t drain_events(std::span<KvEvent> out) noexcept { return table_->drain_events(self_, out); }
+  std::size_t drain_events(std::span<KvEvent> out) noexcept {
+    return table_->drain_events(self_, out);
+  }
   [[nodiscard]] PoolStats stats() const noexcept { return table_->stats(self_); }
   [[nodiscard]] Status check() const noexcept { return table_->check(self_); }
 
@@ -181,18 +204,28 @@ class AnyKVCachePool {
   static constexpr Table kTable{
       [](void* p, const PoolAttachment& a) noexcept { return static_cast<P*>(p)->attach(a); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->groups(); },
-      [](const void* p, std::int64_t t) noexcept { return static_cast<const P*>(p)->can_ever_fit(t); },
+      [](const void* p, std::int64_t t) noexcept {
+        return static_cast<const P*>(p)->can_ever_fit(t);
+      },
       [](const void* p) noexcept { return static_cast<const P*>(p)->shares_prefixes(); },
-      [](void* p, const SequenceContentView& c, std::int64_t t) noexcept { return static_cast<P*>(p)->match(c, t); },
-      [](void* p, Row r, const PrefixMatch& m) noexcept { return static_cast<P*>(p)->acquire(r, m); },
+      [](void* p, const SequenceContentView& c, std::int64_t t) noexcept {
+        return static_cast<P*>(p)->match(c, t);
+      },
+      [](void* p, Row r, const PrefixMatch& m) noexcept {
+        return static_cast<P*>(p)->acquire(r, m);
+      },
       [](void* p, Row r, std::int64_t t) noexcept { return static_cast<P*>(p)->extend(r, t); },
       [](void* p, Row r, const SequenceContentView& c, std::int64_t t, PlanId plan) noexcept {
         static_cast<P*>(p)->publish(r, c, t, plan);
       },
       [](void* p, Row r, std::int64_t t) noexcept { static_cast<P*>(p)->truncate(r, t); },
-      [](void* p, Row a, Row b, std::int64_t t) noexcept { return static_cast<P*>(p)->fork(a, b, t); },
+      [](void* p, Row a, Row b, std::int64_t t) noexcept {
+        return static_cast<P*>(p)->fork(a, b, t);
+      },
       [](void* p, Row r) noexcept { static_cast<P*>(p)->release(r); },
-      [](const void* p, std::size_t g, Row r) noexcept { return static_cast<const P*>(p)->table(g, r); },
+      [](const void* p, std::size_t g, Row r) noexcept {
+        return static_cast<const P*>(p)->table(g, r);
+      },
       [](void* p, PlanId plan) noexcept { static_cast<P*>(p)->settle(plan); },
       [](void* p, Row r, std::int64_t t) noexcept { return static_cast<P*>(p)->withdraw(r, t); },
       [](const void* p, Row r) noexcept { return static_cast<const P*>(p)->reads_withdrawn(r); },

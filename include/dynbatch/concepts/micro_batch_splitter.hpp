@@ -17,8 +17,8 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// Most micro-batches a step may be cut into.
 inline constexpr std::size_t kMaxMicroBatches = 8;
 
-/// What a splitter sees. Summaries are equal on all ranks; a decision that ranks must share may depend
-/// on them and on nothing else.
+/// What a splitter sees. Summaries are equal on all ranks; a decision that ranks must share may
+/// depend on them and on nothing else.
 struct SplitInput {
   std::span<const Chunk> chunks{};
   std::int64_t num_tokens = 0;
@@ -42,18 +42,21 @@ struct SplitDecision {
 
 /// Laws: docs/policies/micro_batch_splitter.md.
 template <class P>
-concept MicroBatchSplitter = std::movable<P> && detail::HasConfig<P> && requires(P& p, const SplitInput& in) {
-  { p.split(in) } noexcept -> std::same_as<SplitDecision>;
-};
+concept MicroBatchSplitter =
+    std::movable<P> && detail::HasConfig<P> && requires(P& p, const SplitInput& in) {
+      { p.split(in) } noexcept -> std::same_as<SplitDecision>;
+    };
 
 /// One readable message for each missing requirement; called by the Scheduler.
 template <class P>
 consteval bool check_micro_batch_splitter() {
   static_assert(std::movable<P>,
-                "dynbatch: a MicroBatchSplitter needs to be movable. See docs/policies/micro_batch_splitter.md");
-  static_assert(detail::HasConfig<P>,
-                "dynbatch: a MicroBatchSplitter needs 'struct Config { Status validate() const noexcept; }'. "
-                "See docs/policies/micro_batch_splitter.md");
+                "dynbatch: a MicroBatchSplitter needs to be movable. See "
+                "docs/policies/micro_batch_splitter.md");
+  static_assert(
+      detail::HasConfig<P>,
+      "dynbatch: a MicroBatchSplitter needs 'struct Config { Status validate() const noexcept; }'. "
+      "See docs/policies/micro_batch_splitter.md");
   static_assert(
       requires(P& p, const SplitInput& in) {
         { p.split(in) } noexcept -> std::same_as<SplitDecision>;
@@ -71,8 +74,9 @@ class AnyMicroBatchSplitter {
   template <class P>
     requires(!std::same_as<std::remove_const_t<P>, AnyMicroBatchSplitter> && MicroBatchSplitter<P>)
   explicit AnyMicroBatchSplitter(P& model) noexcept
-      : self_(&model),
-        split_([](void* p, const SplitInput& in) noexcept { return static_cast<P*>(p)->split(in); }) {}
+      : self_(&model), split_([](void* p, const SplitInput& in) noexcept {
+          return static_cast<P*>(p)->split(in);
+        }) {}
 
   [[nodiscard]] SplitDecision split(const SplitInput& in) noexcept { return split_(self_, in); }
 

@@ -24,7 +24,9 @@ enum class EventKind : std::uint8_t {
   Failed,      ///< Terminal; error says why.
 };
 
-[[nodiscard]] constexpr bool is_terminal(EventKind kind) noexcept { return kind >= EventKind::Finished; }
+[[nodiscard]] constexpr bool is_terminal(EventKind kind) noexcept {
+  return kind >= EventKind::Finished;
+}
 
 /// One event of one request. Events of a request arrive in causal order; each accepted request has
 /// exactly one terminal event, and nothing follows it.

@@ -11,7 +11,8 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Equal plans have equal digests; chain them with `seed` to digest a schedule. O(plan).
-[[nodiscard]] inline std::uint64_t plan_digest(const StepPlan& plan, std::uint64_t seed = 0) noexcept {
+[[nodiscard]] inline std::uint64_t plan_digest(const StepPlan& plan,
+                                               std::uint64_t seed = 0) noexcept {
   std::uint64_t h = combine64(seed, plan.id.value);
   auto add = [&h](std::int64_t v) { h = combine64(h, static_cast<std::uint64_t>(v)); };
   add(plan.planned_at.ns);

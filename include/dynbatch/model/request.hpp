@@ -12,8 +12,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// A collision-resistant digest of a whole prefix up to the end of one unit of tokens, or of a media
-/// item. By handing one over the host declares: equal digests mean equal content.
+/// A collision-resistant digest of a whole prefix up to the end of one unit of tokens, or of a
+/// media item. By handing one over the host declares: equal digests mean equal content.
 struct ContentDigest {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
@@ -23,8 +23,8 @@ struct ContentDigest {
 /// How a prompt's content is given.
 enum class PromptKind : std::uint8_t {
   Tokens,   ///< `tokens` holds the ids.
-  Digests,  ///< `digests` holds one prefix-chained digest for each whole unit of `digest_unit` tokens
-            ///< (hash chains of traces; content keys of prompts given as embeddings).
+  Digests,  ///< `digests` holds one prefix-chained digest for each whole unit of `digest_unit`
+            ///< tokens (hash chains of traces; content keys of prompts given as embeddings).
 };
 
 /// The prompt. The library copies it inside submit(); the spans need not outlive the call.
@@ -32,8 +32,8 @@ struct Prompt {
   PromptKind kind = PromptKind::Tokens;
   std::span<const Token> tokens{};           ///< Each >= 0.
   std::span<const ContentDigest> digests{};  ///< At most length / digest_unit entries are read.
-  std::int64_t length = 0;                   ///< Tokens; for PromptKind::Tokens it equals tokens.size().
-  std::int32_t digest_unit = 0;              ///< Tokens a digest covers; a positive multiple of the block size.
+  std::int64_t length = 0;       ///< Tokens; for PromptKind::Tokens it equals tokens.size().
+  std::int32_t digest_unit = 0;  ///< Tokens a digest covers; a positive multiple of the block size.
 };
 
 /// KV is shared only inside one scope: all fields equal, and absent differs from zero.
@@ -83,24 +83,27 @@ inline constexpr std::int64_t kOpenEnded = -1;
 struct Request {
   RequestId id{};
   Prompt prompt{};
-  std::int64_t max_new_tokens = kOpenEnded;  ///< >= 0, or kOpenEnded. 0 = prefill only, no output token.
-  std::int64_t min_new_tokens = 0;           ///< Stop tokens are ignored before this many.
+  std::int64_t max_new_tokens =
+      kOpenEnded;                   ///< >= 0, or kOpenEnded. 0 = prefill only, no output token.
+  std::int64_t min_new_tokens = 0;  ///< Stop tokens are ignored before this many.
   std::int32_t num_samples = 1;
-  std::span<const Token> stop_tokens{};      ///< The stop token itself is delivered. At most kMaxStopTokens.
-  std::int32_t priority = 0;                 ///< Smaller is better.
+  std::span<const Token>
+      stop_tokens{};          ///< The stop token itself is delivered. At most kMaxStopTokens.
+  std::int32_t priority = 0;  ///< Smaller is better.
   std::uint64_t tenant = 0;
   RequestClass request_class = RequestClass::Interactive;
-  TimeNs arrival{};                          ///< On the host's clock.
-  TimeNs start_by = kNever;                  ///< Expires if no chunk of it was planned by then.
-  TimeNs finish_by = kNever;                 ///< Expires if it has not finished by then.
+  TimeNs arrival{};           ///< On the host's clock.
+  TimeNs start_by = kNever;   ///< Expires if no chunk of it was planned by then.
+  TimeNs finish_by = kNever;  ///< Expires if it has not finished by then.
   Slo slo{};
   CacheScope scope{};
   std::span<const MediaSpan> media{};
   std::span<const ResourceNeed> resources{};
-  std::uint64_t user_data = 0;               ///< Returned in chunks and events.
-  bool no_prefix_read = false;               ///< Never reads the prefix cache (prompt log-probabilities); still fills it.
-  bool sync_decode = false;                  ///< The host must see each token before the next is planned.
-  bool atomic_prefill = false;               ///< The prompt runs in one chunk or not at all.
+  std::uint64_t user_data = 0;  ///< Returned in chunks and events.
+  bool no_prefix_read =
+      false;  ///< Never reads the prefix cache (prompt log-probabilities); still fills it.
+  bool sync_decode = false;     ///< The host must see each token before the next is planned.
+  bool atomic_prefill = false;  ///< The prompt runs in one chunk or not at all.
 };
 
 /// Most stop tokens a request may carry.

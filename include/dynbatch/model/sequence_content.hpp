@@ -12,19 +12,19 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// View of one sequence's content. A page holds page_tokens tokens; page_tokens is a multiple of every
-/// group's block size and of 4, so neither a block nor a digest straddles two pages. A digest prompt
-/// stores its digests in the first pages and its output tokens behind them.
+/// View of one sequence's content. A page holds page_tokens tokens; page_tokens is a multiple of
+/// every group's block size and of 4, so neither a block nor a digest straddles two pages. A digest
+/// prompt stores its digests in the first pages and its output tokens behind them.
 struct SequenceContentView {
   const CacheScope* scope = nullptr;
   const Token* storage = nullptr;        ///< Base of the page store.
   const std::uint32_t* pages = nullptr;  ///< Page table of the sequence.
   std::int32_t page_tokens = 0;
-  std::int64_t token_base = 0;        ///< Storage position of position p is p + token_base.
+  std::int64_t token_base = 0;  ///< Storage position of position p is p + token_base.
   std::int64_t prompt_length = 0;
   std::int64_t known_length = 0;      ///< Positions whose content is known.
   std::int64_t cacheable_length = 0;  ///< Only blocks that end at or before it may be shared.
-  std::int32_t digest_unit = 0;       ///< Tokens a digest covers; 0 = the prompt is given as tokens.
+  std::int32_t digest_unit = 0;  ///< Tokens a digest covers; 0 = the prompt is given as tokens.
 
   /// The prompt is given as digests: its blocks have no tokens.
   [[nodiscard]] bool has_digests() const noexcept { return digest_unit != 0; }
@@ -34,20 +34,20 @@ struct SequenceContentView {
     return at(position + token_base);
   }
 
-  /// Digest of the unit that holds `position`, which lies in a whole unit of a digest prompt. Blocks of
-  /// one unit share its digest; their place in the chain tells them apart.
+  /// Digest of the unit that holds `position`, which lies in a whole unit of a digest prompt.
+  /// Blocks of one unit share its digest; their place in the chain tells them apart.
   [[nodiscard]] ContentDigest digest_at(std::int64_t position) const noexcept {
     constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
     ContentDigest digest;
-    std::memcpy(static_cast<void*>(&digest), at(position / digest_unit * kTokensPerDigest), sizeof(digest));
+    std::memcpy(static_cast<void*>(&digest), at(position / digest_unit * kTokensPerDigest),
+                sizeof(digest));
     return digest;
   }
 
  private:
   [[nodiscard]] const Token* at(std::int64_t storage_position) const noexcept {
     const auto page = static_cast<std::size_t>(storage_position / page_tokens);
-    return storage +
-           static_cast<std::size_t>(pages[page]) * static_cast<std::size_t>(page_tokens) +
+    return storage + static_cast<std::size_t>(pages[page]) * static_cast<std::size_t>(page_tokens) +
            static_cast<std::size_t>(storage_position % page_tokens);
   }
 };

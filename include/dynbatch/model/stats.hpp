@@ -17,43 +17,54 @@ struct PoolStats {
   std::int64_t cached_blocks = 0;      ///< Hold a reusable prefix, referenced by nobody.
   std::int64_t referenced_blocks = 0;  ///< Each physical block once.
   std::int32_t block_size = 0;
-  std::uint64_t evictions = 0;         ///< Cached blocks that lost their content.
+  std::uint64_t evictions = 0;              ///< Cached blocks that lost their content.
   std::uint64_t prefix_queries_tokens = 0;  ///< Tokens looked up at admission.
   std::uint64_t prefix_hit_tokens = 0;      ///< Tokens found.
 
-  [[nodiscard]] constexpr std::int64_t available_blocks() const noexcept { return free_blocks + cached_blocks; }
+  [[nodiscard]] constexpr std::int64_t available_blocks() const noexcept {
+    return free_blocks + cached_blocks;
+  }
 };
 
 /// Why the first waiting request does not run, or why there is no plan.
 enum class WaitCause : std::uint8_t {
   None,
-  Memory,      ///< Not enough KV blocks.
-  Sequences,   ///< The sequence limit is reached.
-  Budget,      ///< The token budget of the step is used up.
-  Dependency,  ///< A started prefill will produce its next block.
-  Resource,    ///< A named resource is used up.
-  InFlight,    ///< It stands in a plan that is not settled.
-  Composition, ///< The admission policy runs something else first.
+  Memory,       ///< Not enough KV blocks.
+  Sequences,    ///< The sequence limit is reached.
+  Budget,       ///< The token budget of the step is used up.
+  Dependency,   ///< A started prefill will produce its next block.
+  Resource,     ///< A named resource is used up.
+  InFlight,     ///< It stands in a plan that is not settled.
+  Composition,  ///< The admission policy runs something else first.
   Paused,
 };
 
 [[nodiscard]] constexpr const char* to_string(WaitCause cause) noexcept {
   switch (cause) {
-    case WaitCause::None: return "none";
-    case WaitCause::Memory: return "memory";
-    case WaitCause::Sequences: return "sequences";
-    case WaitCause::Budget: return "budget";
-    case WaitCause::Dependency: return "dependency";
-    case WaitCause::Resource: return "resource";
-    case WaitCause::InFlight: return "in flight";
-    case WaitCause::Composition: return "composition";
-    case WaitCause::Paused: return "paused";
+    case WaitCause::None:
+      return "none";
+    case WaitCause::Memory:
+      return "memory";
+    case WaitCause::Sequences:
+      return "sequences";
+    case WaitCause::Budget:
+      return "budget";
+    case WaitCause::Dependency:
+      return "dependency";
+    case WaitCause::Resource:
+      return "resource";
+    case WaitCause::InFlight:
+      return "in flight";
+    case WaitCause::Composition:
+      return "composition";
+    case WaitCause::Paused:
+      return "paused";
   }
   return "unknown";
 }
 
-/// Counters of a scheduler. submitted = rejected + live + finished + cancelled + expired + failed once
-/// submit() calls have returned and the driving thread rests.
+/// Counters of a scheduler. submitted = rejected + live + finished + cancelled + expired + failed
+/// once submit() calls have returned and the driving thread rests.
 struct SchedulerStats {
   std::uint64_t submitted = 0;
   std::uint64_t rejected = 0;
@@ -62,17 +73,17 @@ struct SchedulerStats {
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;
   std::uint64_t failed = 0;
-  std::uint64_t waiting = 0;           ///< Accepted and not running.
+  std::uint64_t waiting = 0;  ///< Accepted and not running.
   std::uint64_t running = 0;
-  std::uint64_t queued_tokens = 0;     ///< Prompt tokens of live requests that were never admitted.
+  std::uint64_t queued_tokens = 0;  ///< Prompt tokens of live requests that were never admitted.
   std::uint64_t plans = 0;
   std::uint64_t plans_in_flight = 0;
   std::uint64_t preemptions = 0;
-  std::uint64_t prefill_tokens = 0;    ///< Prompt and recomputed tokens planned.
-  std::uint64_t recomputed_tokens = 0; ///< Tokens planned again after a preemption or a failure.
-  std::uint64_t decode_tokens = 0;     ///< Decode tokens planned.
-  std::uint64_t output_tokens = 0;     ///< Tokens delivered.
-  std::uint64_t prefix_hit_tokens = 0; ///< Prompt tokens served from the cache at admission.
+  std::uint64_t prefill_tokens = 0;     ///< Prompt and recomputed tokens planned.
+  std::uint64_t recomputed_tokens = 0;  ///< Tokens planned again after a preemption or a failure.
+  std::uint64_t decode_tokens = 0;      ///< Decode tokens planned.
+  std::uint64_t output_tokens = 0;      ///< Tokens delivered.
+  std::uint64_t prefix_hit_tokens = 0;  ///< Prompt tokens served from the cache at admission.
   std::uint64_t prefix_query_tokens = 0;
 };
 
@@ -84,7 +95,7 @@ enum class PlanState : std::uint8_t {
   InFlightLimit,    ///< max_plans_in_flight plans are not settled.
   NotBefore,        ///< The sizer asked for `not_before`.
   Paused,
-  Closed,           ///< close() was called and nothing is live.
+  Closed,  ///< close() was called and nothing is live.
 };
 
 struct PlanStatus {

@@ -29,12 +29,12 @@ struct StepWork {
 
 /// Linear step-time model with integer coefficients (facts: a + b*B + c*KV + d*T, plus attention).
 struct StepCost {
-  std::int64_t fixed_ns = 0;             ///< Per step.
-  std::int64_t prefill_token_ps = 0;     ///< Per prompt token.
-  std::int64_t decode_row_ps = 0;        ///< Per decoding sequence.
-  std::int64_t kv_token_ps = 0;          ///< Per context token of decoding sequences.
-  std::int64_t attention_pair_fs = 0;    ///< Per query-key pair of prefill.
-  std::uint64_t version = 0;             ///< 0 = nothing learned yet: predicts nothing.
+  std::int64_t fixed_ns = 0;           ///< Per step.
+  std::int64_t prefill_token_ps = 0;   ///< Per prompt token.
+  std::int64_t decode_row_ps = 0;      ///< Per decoding sequence.
+  std::int64_t kv_token_ps = 0;        ///< Per context token of decoding sequences.
+  std::int64_t attention_pair_fs = 0;  ///< Per query-key pair of prefill.
+  std::uint64_t version = 0;           ///< 0 = nothing learned yet: predicts nothing.
 
   [[nodiscard]] constexpr bool is_known() const noexcept { return version != 0; }
 
@@ -42,9 +42,10 @@ struct StepCost {
   [[nodiscard]] constexpr DurationNs predict(const StepWork& work) const noexcept {
     const std::int64_t ps = saturating_add(
         saturating_mul(prefill_token_ps, work.prefill_tokens),
-        saturating_add(saturating_mul(decode_row_ps, work.decode_rows),
-                       saturating_add(saturating_mul(kv_token_ps, work.kv_tokens),
-                                      saturating_mul(attention_pair_fs, work.attention_pairs) / 1000)));
+        saturating_add(
+            saturating_mul(decode_row_ps, work.decode_rows),
+            saturating_add(saturating_mul(kv_token_ps, work.kv_tokens),
+                           saturating_mul(attention_pair_fs, work.attention_pairs) / 1000)));
     return {saturating_add(fixed_ns, ps / 1000)};
   }
 

@@ -15,8 +15,8 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 enum class ChunkKind : std::uint8_t { Prefill, Decode };
 
-/// One scheduled piece of one sequence. Chunks of a plan lie in attention order: a reader of KV that
-/// this plan writes stands behind its writer.
+/// One scheduled piece of one sequence. Chunks of a plan lie in attention order: a reader of KV
+/// that this plan writes stands behind its writer.
 struct Chunk {
   SequenceId sequence{};
   RequestId request{};
@@ -24,10 +24,11 @@ struct Chunk {
   std::int32_t first_position = 0;  ///< Position of its first token.
   std::int32_t num_tokens = 0;      ///< >= 1; a decode is 1 + drafts.
   std::int32_t context_length = 0;  ///< Positions whose KV exists once the chunk ran.
-  std::int32_t logits_from = 0;     ///< First position whose logits are wanted; first_position + num_tokens = none.
-  std::int32_t first_token = 0;     ///< Its first entry in StepPlan::tokens.
-  std::int32_t first_sample = 0;    ///< Its first entry among the plan's samples.
-  std::int32_t num_samples = 0;     ///< Samples wanted: 0 until the prompt is complete.
+  std::int32_t logits_from =
+      0;  ///< First position whose logits are wanted; first_position + num_tokens = none.
+  std::int32_t first_token = 0;   ///< Its first entry in StepPlan::tokens.
+  std::int32_t first_sample = 0;  ///< Its first entry among the plan's samples.
+  std::int32_t num_samples = 0;   ///< Samples wanted: 0 until the prompt is complete.
   Row row{};
   ChunkKind kind = ChunkKind::Prefill;
 };
@@ -37,14 +38,16 @@ struct Chunk {
 [[nodiscard]] constexpr bool is_future_token(Token token) noexcept { return token < 0; }
 [[nodiscard]] constexpr Row row_of_future_token(Token token) noexcept { return Row{-1 - token}; }
 
-/// "Entry `index` of `row`'s block table is `block`." Applied in order; index 0 of a row begins a residence.
+/// "Entry `index` of `row`'s block table is `block`." Applied in order; index 0 of a row begins a
+/// residence.
 struct BlockDelta {
   Row row{};
   std::int32_t index = 0;
   BlockId block{};
 };
 
-/// Copy the first `num_tokens` tokens of `source` to `target` before anything of this plan is written.
+/// Copy the first `num_tokens` tokens of `source` to `target` before anything of this plan is
+/// written.
 struct BlockCopy {
   BlockId source{};
   BlockId target{};
@@ -72,7 +75,8 @@ struct GroupPlan {
 /// For hosts that address KV by sequence and position instead of by block.
 enum class RowOpKind : std::uint8_t { ShareRange, DropRange, Save, Restore };
 
-/// Positions [first, last) of `source` are shared with / dropped from / saved / restored into `target`.
+/// Positions [first, last) of `source` are shared with / dropped from / saved / restored into
+/// `target`.
 struct RowOp {
   RowOpKind kind = RowOpKind::DropRange;
   Row source{};
@@ -90,8 +94,8 @@ struct ExpertMove {
   std::int32_t expert = 0;
 };
 
-/// A micro-batch: tokens [first_token, last_token) of the plan, from chunks [first_chunk, last_chunk).
-/// A cut may lie inside a chunk, which then belongs to both neighbours.
+/// A micro-batch: tokens [first_token, last_token) of the plan, from chunks [first_chunk,
+/// last_chunk). A cut may lie inside a chunk, which then belongs to both neighbours.
 struct MicroBatch {
   std::int32_t first_chunk = 0;
   std::int32_t last_chunk = 0;
@@ -122,27 +126,30 @@ struct StepPlan {
   PlanId id{};
   TimeNs planned_at{};
   std::span<const Chunk> chunks{};
-  std::span<const Token> tokens{};              ///< [num_tokens] ids, or future_token(row).
-  std::span<const std::int32_t> positions{};    ///< [num_tokens]
-  std::span<const std::int32_t> query_start{};  ///< [chunks + 1] CSR over tokens.
-  std::span<const std::int32_t> rows{};         ///< [chunks] row of each chunk.
+  std::span<const Token> tokens{};                  ///< [num_tokens] ids, or future_token(row).
+  std::span<const std::int32_t> positions{};        ///< [num_tokens]
+  std::span<const std::int32_t> query_start{};      ///< [chunks + 1] CSR over tokens.
+  std::span<const std::int32_t> rows{};             ///< [chunks] row of each chunk.
   std::span<const std::int32_t> context_lengths{};  ///< [chunks]
-  std::span<const MicroBatch> micro_batches{};  ///< At least one if there is a chunk.
+  std::span<const MicroBatch> micro_batches{};      ///< At least one if there is a chunk.
   std::span<const GroupPlan> groups{};
   std::span<const RowOp> row_ops{};
   std::span<const ExpertMove> expert_moves{};
   std::uint64_t placement_version = 0;
   PaddedSize padded{};
-  StepWork work{};              ///< Unpadded work, for cost models and feedback.
-  std::int32_t num_samples = 0; ///< Tokens wanted in total.
+  StepWork work{};               ///< Unpadded work, for cost models and feedback.
+  std::int32_t num_samples = 0;  ///< Tokens wanted in total.
   std::int32_t num_prefill_chunks = 0;
   std::int32_t num_decode_chunks = 0;
-  bool is_dummy = false;        ///< Lock-step only: nothing of this rank, but it takes part.
+  bool is_dummy = false;  ///< Lock-step only: nothing of this rank, but it takes part.
 
-  [[nodiscard]] std::int64_t num_tokens() const noexcept { return static_cast<std::int64_t>(tokens.size()); }
+  [[nodiscard]] std::int64_t num_tokens() const noexcept {
+    return static_cast<std::int64_t>(tokens.size());
+  }
 };
 
-/// Work of the step as an engine that pads would perform it: equal to plan.work where nothing is padded.
+/// Work of the step as an engine that pads would perform it: equal to plan.work where nothing is
+/// padded.
 [[nodiscard]] inline StepWork padded_work(const StepPlan& plan) noexcept {
   StepWork work = plan.work;
   if (plan.padded.rows > 0 && plan.num_decode_chunks > 0) {

@@ -47,19 +47,21 @@ struct Continuation {
 /// A view of a step's results. token_begin is a CSR over the plan's samples: sample s of the plan
 /// produced tokens [token_begin[s], token_begin[s + 1]).
 struct StepResult {
-  std::span<const Outcome> outcomes{};             ///< [chunks]; empty = all Ok.
-  std::span<const std::int32_t> token_begin{};     ///< [num_samples + 1]; empty = one token a sample.
+  std::span<const Outcome> outcomes{};          ///< [chunks]; empty = all Ok.
+  std::span<const std::int32_t> token_begin{};  ///< [num_samples + 1]; empty = one token a sample.
   std::span<const Token> tokens{};
   std::span<const Continuation> continuations{};
-  std::span<const std::uint32_t> expert_counts{};  ///< [num_layers, num_experts] row-major, or empty.
-  DurationNs measured{};                           ///< completion - max(launch, previous completion); 0 = unknown.
+  std::span<const std::uint32_t>
+      expert_counts{};    ///< [num_layers, num_experts] row-major, or empty.
+  DurationNs measured{};  ///< completion - max(launch, previous completion); 0 = unknown.
 };
 
 /// Owns the storage of a StepResult; allocated once for the largest plan.
 class StepResultBuffer {
  public:
   /// Room for `max_chunks` outcomes, `max_samples` samples with `max_tokens` tokens in all.
-  Status allocate(std::int64_t max_chunks, std::int64_t max_samples, std::int64_t max_tokens) noexcept {
+  Status allocate(std::int64_t max_chunks, std::int64_t max_samples,
+                  std::int64_t max_tokens) noexcept {
     if (Status s = outcomes_.allocate(static_cast<std::size_t>(max_chunks), "max_chunks"); !s) {
       return s;
     }
@@ -87,7 +89,8 @@ class StepResultBuffer {
     tokens_.push_back(token);
     begin_.push_back(static_cast<std::int32_t>(tokens_.size()));
   }
-  /// Adds the next sample's tokens: accepted drafts and the one after them. Empty for a chunk that did not run.
+  /// Adds the next sample's tokens: accepted drafts and the one after them. Empty for a chunk that
+  /// did not run.
   void add_sample(std::span<const Token> tokens) noexcept {
     for (const Token token : tokens) {
       tokens_.push_back(token);
@@ -96,7 +99,9 @@ class StepResultBuffer {
   }
   void set_outcome(std::size_t chunk, Outcome outcome) noexcept { outcomes_[chunk] = outcome; }
   void set_measured(DurationNs measured) noexcept { measured_ = measured; }
-  void set_expert_counts(std::span<const std::uint32_t> counts) noexcept { expert_counts_ = counts; }
+  void set_expert_counts(std::span<const std::uint32_t> counts) noexcept {
+    expert_counts_ = counts;
+  }
 
   [[nodiscard]] StepResult view() const noexcept {
     StepResult result;

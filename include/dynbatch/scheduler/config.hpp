@@ -19,8 +19,8 @@ inline constexpr std::int32_t kMaxPlansInFlight = 8;
 struct SchedulerConfig {
   /// Requests between submit() and the delivery of their terminal event; >= 1.
   std::int64_t max_live_requests = 4096;
-  /// Tokens (prompt + the most it may produce) of all live requests; submit() answers QueueFull beyond.
-  /// 0 = max_live_requests * min(max_context_tokens, 16384).
+  /// Tokens (prompt + the most it may produce) of all live requests; submit() answers QueueFull
+  /// beyond. 0 = max_live_requests * min(max_context_tokens, 16384).
   std::int64_t max_queued_tokens = 0;
   /// Longest sequence, in KV positions. 0 = the pool's size, at most 131,072.
   std::int64_t max_context_tokens = 0;
@@ -37,7 +37,8 @@ struct SchedulerConfig {
               "must be from 1 to 2^24"};
     }
     if (max_queued_tokens < 0) {
-      return {Errc::InvalidConfig, "max_queued_tokens", max_queued_tokens, 0, "must not be negative"};
+      return {Errc::InvalidConfig, "max_queued_tokens", max_queued_tokens, 0,
+              "must not be negative"};
     }
     if (max_context_tokens < 0 || max_context_tokens > (std::int64_t{1} << 30)) {
       return {Errc::InvalidConfig, "max_context_tokens", max_context_tokens, std::int64_t{1} << 30,

@@ -24,10 +24,11 @@ struct StepReport {
   Status status{};
 };
 
-/// One synchronous step on the driving thread. `clock` is a callable that returns TimeNs; it is called
-/// before planning, before and after execution. Measured time = execution time.
+/// One synchronous step on the driving thread. `clock` is a callable that returns TimeNs; it is
+/// called before planning, before and after execution. Measured time = execution time.
 template <class Scheduler, class E, class Clock>
-StepReport run_step(Scheduler& scheduler, E& executor, StepResultBuffer& result, Clock&& clock) noexcept {
+StepReport run_step(Scheduler& scheduler, E& executor, StepResultBuffer& result,
+                    Clock&& clock) noexcept {
   static_assert(check_executor<E>());
   const StepPlan* plan = scheduler.plan(clock());
   if (plan == nullptr) {
@@ -40,7 +41,8 @@ StepReport run_step(Scheduler& scheduler, E& executor, StepResultBuffer& result,
     executor.execute(*plan, result);
   } catch (...) {
     (void)scheduler.abandon(*plan, AbandonReason::Lost, clock());
-    return {StepOutcome::Abandoned, {Errc::ExecutorFailed, "execute", 0, 0, "the executor threw an exception"}};
+    return {StepOutcome::Abandoned,
+            {Errc::ExecutorFailed, "execute", 0, 0, "the executor threw an exception"}};
   }
 #else
   executor.execute(*plan, result);

@@ -37,12 +37,13 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Drives one engine. submit(), cancel(), close(), pause(), resume() and stats() may be called from any
-/// thread and never block; everything else belongs to the one driving thread. After make() nothing here
-/// allocates, locks or calls the system, and nothing throws.
+/// Drives one engine. submit(), cancel(), close(), pause(), resume() and stats() may be called from
+/// any thread and never block; everything else belongs to the one driving thread. After make()
+/// nothing here allocates, locks or calls the system, and nothing throws.
 ///
-/// Cost: plan() + commit() take O(scheduled tokens + changed blocks + tokens matched by requests admitted
-/// in the step) plus O(log n) per queue operation, whatever the pool, the contexts and the queue hold.
+/// Cost: plan() + commit() take O(scheduled tokens + changed blocks + tokens matched by requests
+/// admitted in the step) plus O(log n) per queue operation, whatever the pool, the contexts and the
+/// queue hold.
 template <class Sizer, class Splitter, class Balancer, class Pool, class Admission = FcfsAdmission>
 class Scheduler {
   static_assert(check_batch_sizer<Sizer>());
@@ -54,13 +55,15 @@ class Scheduler {
  public:
   using Config = SchedulerConfig;
 
-  /// Allocates everything and checks that the executor can honour the configuration; the Status names
-  /// the field that does not fit.
-  static Expected<Scheduler> make(const Config& config, const Capabilities& capabilities, Sizer sizer,
-                                  Splitter splitter, Balancer balancer, Pool pool, Admission admission) noexcept {
-    std::unique_ptr<Core> core(new (std::nothrow) Core(
-        config, capabilities,
-        Policies{std::move(sizer), std::move(splitter), std::move(balancer), std::move(pool), std::move(admission)}));
+  /// Allocates everything and checks that the executor can honour the configuration; the Status
+  /// names the field that does not fit.
+  static Expected<Scheduler> make(const Config& config, const Capabilities& capabilities,
+                                  Sizer sizer, Splitter splitter, Balancer balancer, Pool pool,
+                                  Admission admission) noexcept {
+    std::unique_ptr<Core> core(
+        new (std::nothrow) Core(config, capabilities,
+                                Policies{std::move(sizer), std::move(splitter), std::move(balancer),
+                                         std::move(pool), std::move(admission)}));
     if (core == nullptr) {
       return Status{Errc::OutOfMemory, "scheduler", 0, 0, "allocation failed"};
     }
@@ -73,8 +76,8 @@ class Scheduler {
   /// As make(), but raises what make() would return.
   Scheduler(const Config& config, const Capabilities& capabilities, Sizer sizer, Splitter splitter,
             Balancer balancer, Pool pool, Admission admission)
-      : Scheduler(make(config, capabilities, std::move(sizer), std::move(splitter), std::move(balancer),
-                       std::move(pool), std::move(admission))
+      : Scheduler(make(config, capabilities, std::move(sizer), std::move(splitter),
+                       std::move(balancer), std::move(pool), std::move(admission))
                       .value()) {}
 
   Scheduler(Scheduler&&) noexcept = default;
@@ -82,8 +85,8 @@ class Scheduler {
 
   // --- any thread ---
 
-  /// Hands a request over; everything is copied. The answer is final for this call: an accepted request
-  /// gets exactly one terminal event, a refused one none. O(prompt).
+  /// Hands a request over; everything is copied. The answer is final for this call: an accepted
+  /// request gets exactly one terminal event, a refused one none. O(prompt).
   Status submit(const Request& request) noexcept { return core_->desk().submit(request); }
 
   /// Asks for a request to end; its terminal event is Cancelled unless it ends otherwise first.
@@ -101,8 +104,9 @@ class Scheduler {
 
   // --- driving thread ---
 
-  /// Takes in submissions, cancellations and deadlines, then composes the next step. nullptr = nothing to
-  /// execute now; status() says why. The plan is valid until it is committed or abandoned.
+  /// Takes in submissions, cancellations and deadlines, then composes the next step. nullptr =
+  /// nothing to execute now; status() says why. The plan is valid until it is committed or
+  /// abandoned.
   const StepPlan* plan(TimeNs now) noexcept { return core_->plan(now); }
 
   /// Why the last plan() answered as it did.
@@ -118,8 +122,8 @@ class Scheduler {
     return core_->abandon(plan, why, now);
   }
 
-  /// Writes up to out.size() events and returns how many; call until it returns less. Token spans are
-  /// valid until the next poll().
+  /// Writes up to out.size() events and returns how many; call until it returns less. Token spans
+  /// are valid until the next poll().
   std::size_t poll(std::span<Event> out) noexcept { return core_->poll(out); }
 
   /// Forgets all cached prefixes; false (and nothing changes) while a request holds blocks.

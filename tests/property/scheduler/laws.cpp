@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Laws 1-5, 7, 10 and 11 over a pairwise cover of the shipped policies, hosts and faults.
+#include "law_run.hpp"
+
 #include <catch2/catch.hpp>
 #include <cstdlib>
-
-#include "law_run.hpp"
 
 using namespace dynbatch;
 using namespace dynbatch::test;

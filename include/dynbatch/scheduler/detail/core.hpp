@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// State and operations behind Scheduler. Members are defined by topic in core_{intake,compose,settle,
-/// report}.hpp; all of them run on the driving thread unless they say otherwise.
+/// State and operations behind Scheduler. Members are defined by topic in
+/// core_{intake,compose,settle, report}.hpp; all of them run on the driving thread unless they say
+/// otherwise.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -53,7 +54,8 @@ struct PolicySet {
 template <class Policies>
 class SchedulerCore {
  public:
-  SchedulerCore(const SchedulerConfig& config, const Capabilities& capabilities, Policies&& policies) noexcept
+  SchedulerCore(const SchedulerConfig& config, const Capabilities& capabilities,
+                Policies&& policies) noexcept
       : config_(config), caps_(capabilities), policies_(std::move(policies)) {}
 
   Status initialise() noexcept;
@@ -83,8 +85,8 @@ class SchedulerCore {
   struct Budget {
     std::int64_t tokens = 0;
     std::int64_t prefill_tokens = 0;
-    bool preempted = false;        ///< Somebody lost its blocks in this step: nobody is admitted.
-    bool chunk_dropped = false;    ///< A planned chunk lost its row.
+    bool preempted = false;      ///< Somebody lost its blocks in this step: nobody is admitted.
+    bool chunk_dropped = false;  ///< A planned chunk lost its row.
     std::int32_t prefill_chunks = 0;
     std::int32_t decode_chunks = 0;
   };
@@ -97,7 +99,8 @@ class SchedulerCore {
   void enqueue(std::uint32_t slot) noexcept;
   void dequeue(std::uint32_t slot) noexcept;
   void set_deadline(std::uint32_t slot) noexcept;
-  void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error, TimeNs now) noexcept;
+  void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
+                   TimeNs now) noexcept;
 
   // core_rows.hpp
   std::int32_t take_row(std::uint32_t slot) noexcept;
@@ -105,7 +108,8 @@ class SchedulerCore {
   void detach_row(std::int32_t row, bool requeue) noexcept;
   void finish_detach(std::int32_t row) noexcept;
   void set_phase(std::int32_t row, RowPhase phase) noexcept;
-  void roll_back(std::int32_t row, std::int32_t position, std::int32_t pending, RowPhase phase) noexcept;
+  void roll_back(std::int32_t row, std::int32_t position, std::int32_t pending,
+                 RowPhase phase) noexcept;
   void preempt(std::int32_t row, Budget& budget) noexcept;
   void hold_blocks(RowState& r, std::int64_t blocks) noexcept;
   [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept;
@@ -115,26 +119,31 @@ class SchedulerCore {
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
   void compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
-  bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end, Budget& budget) noexcept;
+  bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
+                            Budget& budget) noexcept;
   void plan_prefills(PlanRecord& record, Budget& budget) noexcept;
   void admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept;
   enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
   Admit try_admit(PlanRecord& record, std::uint32_t slot, const BatchLimits& limits, Budget& budget,
                   WaitCause& cause) noexcept;
   [[nodiscard]] bool waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept;
-  [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b, std::int64_t tokens) const noexcept;
+  [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b,
+                                  std::int64_t tokens) const noexcept;
   bool grow(PlanRecord& record, std::int32_t row, std::int32_t tokens, Budget& budget) noexcept;
-  bool make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks, Budget& budget) noexcept;
+  bool make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks,
+                 Budget& budget) noexcept;
   void give_way(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
   void drop_chunk(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
   void extend_row(std::int32_t row, std::int32_t tokens) noexcept;
-  void plan_prefill_work(PlanRecord& record, const BatchLimits& limits, const Composition& composition,
-                         Budget& budget) noexcept;
+  void plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
+                         const Composition& composition, Budget& budget) noexcept;
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
     return r.in_flight == 0 || (caps_.future_tokens && !r.sync_decode && !r.is_stale);
   }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
-    return block_size_ == 0 ? 0 : (block_shift_ >= 0 ? (tokens + block_size_ - 1) >> block_shift_ : ceil_div(tokens, block_size_));
+    return block_size_ == 0 ? 0
+                            : (block_shift_ >= 0 ? (tokens + block_size_ - 1) >> block_shift_
+                                                 : ceil_div(tokens, block_size_));
   }
   void note_blocked(std::uint32_t slot, WaitCause cause) noexcept {
     if (first_cause_ == WaitCause::None) {
@@ -142,7 +151,8 @@ class SchedulerCore {
       first_blocked_ = desk_[slot].id;
     }
   }
-  void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens, Budget& budget) noexcept;
+  void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens,
+                      Budget& budget) noexcept;
   void append_decode(PlanRecord& record, std::int32_t row) noexcept;
   std::int32_t append_plain_decodes(PlanRecord& record, std::int32_t index, std::int32_t end,
                                     std::int64_t& budget) noexcept;
@@ -156,18 +166,22 @@ class SchedulerCore {
   }
 
   // core_settle.hpp
-  [[nodiscard]] Status validate_result(const StepPlan& plan, const StepResult& result) const noexcept;
+  [[nodiscard]] Status validate_result(const StepPlan& plan,
+                                       const StepResult& result) const noexcept;
   [[nodiscard]] bool is_plain_result(const StepPlan& plan, const StepResult& result) const noexcept;
-  void settle_plain(PlanRecord& record, const Token* tokens, TimeNs now, StepFeedback& feedback) noexcept;
-  void settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now, StepFeedback& feedback) noexcept;
+  void settle_plain(PlanRecord& record, const Token* tokens, TimeNs now,
+                    StepFeedback& feedback) noexcept;
+  void settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now,
+                    StepFeedback& feedback) noexcept;
   void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const Token* token, TimeNs now,
                     StepFeedback& feedback) noexcept;
   void append_output(RowState& r, Token token, TimeNs now) noexcept;
   void open_page(RowState& r) noexcept;
   [[nodiscard]] FinishReason stop_reason(const RowState& r, Token token) const noexcept;
-  void finish_row(std::int32_t row, FinishReason reason, TimeNs now, StepFeedback& feedback) noexcept;
-  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged, bool is_fatal,
-                  TimeNs now) noexcept;
+  void finish_row(std::int32_t row, FinishReason reason, TimeNs now,
+                  StepFeedback& feedback) noexcept;
+  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged,
+                  bool is_fatal, TimeNs now) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
 
@@ -176,10 +190,13 @@ class SchedulerCore {
   void mark_dirty(std::uint32_t slot) noexcept;
   void sync_record(const RowState& r) noexcept;
   bool report(std::uint32_t slot, std::span<Event> out, std::size_t& n) noexcept;
-  bool report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out, std::size_t& n) noexcept;
+  bool report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out,
+                     std::size_t& n) noexcept;
   [[nodiscard]] Event event_of(std::uint32_t slot, EventKind kind, TimeNs time) const noexcept;
 
-  PlanRecord& in_flight_plan(std::int32_t i) noexcept { return plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)]; }
+  PlanRecord& in_flight_plan(std::int32_t i) noexcept {
+    return plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)];
+  }
 
   SchedulerConfig config_;
   Capabilities caps_;
@@ -196,12 +213,12 @@ class SchedulerCore {
   // Requests.
   SlotHeap waiting_;
   SlotHeap deadlines_;
-  FixedVector<std::uint32_t> sequence_slots_;        // free sequence slots
+  FixedVector<std::uint32_t> sequence_slots_;  // free sequence slots
   Buffer<std::uint32_t> sequence_generations_;
-  FixedVector<std::uint32_t> dirty_;                 // ring of slots with events
+  FixedVector<std::uint32_t> dirty_;  // ring of slots with events
   std::size_t dirty_head_ = 0;
   std::size_t dirty_count_ = 0;
-  FixedVector<std::uint32_t> delivered_;             // terminal event handed out, slot not yet free
+  FixedVector<std::uint32_t> delivered_;  // terminal event handed out, slot not yet free
   std::uint64_t next_order_ = 1;
   std::int64_t waiting_tokens_ = 0;
   std::int64_t resource_use_[kMaxResources]{};
@@ -216,13 +233,13 @@ class SchedulerCore {
   std::int32_t num_running_ = 0;
   std::int32_t num_draining_ = 0;
   std::int32_t num_tpot_ = 0;
-  std::int64_t decoding_kv_ = 0;      // sum of planned over decoding rows
+  std::int64_t decoding_kv_ = 0;  // sum of planned over decoding rows
   std::int64_t running_outputs_ = 0;
   std::int64_t settled_outputs_ = 0;  // of the commit under way, not in the sums yet
   std::int64_t held_blocks_ = 0;
-  std::int32_t batch_rows_ = 0;       // rows of the padded batch under way
+  std::int32_t batch_rows_ = 0;  // rows of the padded batch under way
   std::int32_t batch_context_ = 0;
-  bool prefill_skipped_ = false;      // the budget left no token for a started prefill
+  bool prefill_skipped_ = false;  // the budget left no token for a started prefill
 
   // Plans.
   std::unique_ptr<PlanRecord[]> plans_;
@@ -246,8 +263,9 @@ class SchedulerCore {
   std::atomic<int> pause_{0};
 
   struct Counters {
-    Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight, preemptions,
-        prefill_tokens, recomputed_tokens, decode_tokens, output_tokens, prefix_hit, prefix_query;
+    Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight,
+        preemptions, prefill_tokens, recomputed_tokens, decode_tokens, output_tokens, prefix_hit,
+        prefix_query;
   } counters_;
 };
 

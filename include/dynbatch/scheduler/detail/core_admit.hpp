@@ -7,10 +7,11 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Admits in queue order. A request that does not fit may be passed by later ones, a bounded number of
-/// times; one that waits for another's prefill may be passed freely, since that prefill goes on.
+/// Admits in queue order. A request that does not fit may be passed by later ones, a bounded number
+/// of times; one that waits for another's prefill may be passed freely, since that prefill goes on.
 template <class P>
-void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept {
+void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
+                             Budget& budget) noexcept {
   if (pause_.load(std::memory_order_acquire) != 0) {
     note_blocked(waiting_.top(), WaitCause::Paused);
     return;
@@ -24,7 +25,8 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits, Budg
       for (const PassedOver& passed : passed_over_) {
         RequestRecord& other = desk_[passed.slot];
         other.bypassed += passed.counts ? 1 : 0;
-        is_exhausted = is_exhausted || (passed.counts && other.bypassed >= policies_.admission.max_bypass());
+        is_exhausted =
+            is_exhausted || (passed.counts && other.bypassed >= policies_.admission.max_bypass());
       }
       if (is_exhausted) {
         break;
@@ -48,8 +50,10 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits, Budg
 }
 
 template <class P>
-typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_record, std::uint32_t slot,
-                                                             const BatchLimits& limits, Budget& budget,
+typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_record,
+                                                             std::uint32_t slot,
+                                                             const BatchLimits& limits,
+                                                             Budget& budget,
                                                              WaitCause& cause) noexcept {
   RequestRecord& record = desk_[slot];
   const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
@@ -72,13 +76,15 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   // Cheap answers first: a blocked request must not cost a look-up in every step.
   if (record.waits_row >= 0) {
     const RowState& other = rows_[static_cast<std::size_t>(record.waits_row)];
-    if (other.slot == record.waits_slot && other.phase == RowPhase::Prefill && other.planned < record.waits_position) {
+    if (other.slot == record.waits_slot && other.phase == RowPhase::Prefill &&
+        other.planned < record.waits_position) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;
     }
     record.waits_row = -1;
   }
-  const std::int64_t spare = block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
+  const std::int64_t spare =
+      block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
   if (record.retry_need > spare && next_plan_ < record.retry_plan) {
     cause = WaitCause::Memory;
     return Admit::Blocked;
@@ -93,14 +99,18 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       return Admit::Blocked;
     }
   }
-  const Reservation reservation = policies_.admission.need({.known_tokens = known,
-                                                            .max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_),
-                                                            .cached_tokens = match.num_tokens,
-                                                            .num_running = num_running_,
-                                                            .pool = policies_.pool.stats()});
-  const std::int64_t required = blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
-  const std::int64_t headroom = num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
-  // Idle cached blocks count as available until they are taken: taking them costs as much as new ones.
+  const Reservation reservation = policies_.admission.need(
+      {.known_tokens = known,
+       .max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_),
+       .cached_tokens = match.num_tokens,
+       .num_running = num_running_,
+       .pool = policies_.pool.stats()});
+  const std::int64_t required =
+      blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
+  const std::int64_t headroom =
+      num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
+  // Idle cached blocks count as available until they are taken: taking them costs as much as new
+  // ones.
   const std::int64_t cost = required - match.num_blocks + match.idle_blocks + headroom;
   if (block_size_ > 0 && cost > spare) {
     record.retry_need = cost;
@@ -110,11 +120,14 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   }
   const std::int64_t remaining = known - match.num_tokens;
   const std::int64_t prompt_remaining = record.prompt_length - match.num_tokens;
-  std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
-                                              .block_size = max_of(block_size_, 1), .is_first_chunk = true,
+  std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining,
+                                              .budget_tokens = left,
+                                              .block_size = max_of(block_size_, 1),
+                                              .is_first_chunk = true,
                                               .is_atomic = record.atomic_prefill});
   // Whatever the policy says, a step that would be empty takes what it can: progress comes first.
-  n = clamp_to<std::int64_t>(n, plan_record.num_chunks == 0 && num_running_ == 0 ? 1 : 0, min_of(left, remaining));
+  n = clamp_to<std::int64_t>(n, plan_record.num_chunks == 0 && num_running_ == 0 ? 1 : 0,
+                             min_of(left, remaining));
   if (record.atomic_prefill && n < prompt_remaining) {
     // A step of its own if need be: submit() made sure that the sizer's ceiling allows it.
     if (num_running_ > 0 || plan_record.num_chunks > 0) {
@@ -153,7 +166,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     counters_.prefix_hit.add(static_cast<std::uint64_t>(match.num_tokens));
   }
   set_phase(row, RowPhase::Prefill);
-  const std::int64_t held = blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
+  const std::int64_t held =
+      blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
   append_prefill(plan_record, row, static_cast<std::int32_t>(n), budget);
   hold_blocks(r, max_of<std::int64_t>(held - blocks_for(r.table_tokens), 0));
   return Admit::Done;
@@ -165,7 +179,8 @@ template <class P>
 bool SchedulerCore<P>::waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept {
   RequestRecord& record = desk_[slot];
   const std::int64_t block_end = matched + block_size_;
-  if (prefilling_.size() == 0 || block_end > min_of(record.prompt_length + record.outputs - 1, record.cacheable)) {
+  if (prefilling_.size() == 0 ||
+      block_end > min_of(record.prompt_length + record.outputs - 1, record.cacheable)) {
     return false;
   }
   for (std::int32_t i = 0; i < prefilling_.end(); ++i) {
@@ -185,10 +200,11 @@ bool SchedulerCore<P>::waits_for_prefill(std::uint32_t slot, std::int64_t matche
   return false;
 }
 
-/// Equal scope and equal content of the first `tokens` positions (a whole number of blocks). The last
-/// block is compared first: where prompts differ, they mostly do there.
+/// Equal scope and equal content of the first `tokens` positions (a whole number of blocks). The
+/// last block is compared first: where prompts differ, they mostly do there.
 template <class P>
-bool SchedulerCore<P>::same_content(std::uint32_t a, std::uint32_t b, std::int64_t tokens) const noexcept {
+bool SchedulerCore<P>::same_content(std::uint32_t a, std::uint32_t b,
+                                    std::int64_t tokens) const noexcept {
   const RequestRecord& ra = desk_[a];
   const RequestRecord& rb = desk_[b];
   if (!(ra.scope == rb.scope) || ra.digest_unit != rb.digest_unit) {
@@ -200,7 +216,8 @@ bool SchedulerCore<P>::same_content(std::uint32_t a, std::uint32_t b, std::int64
     return va.digest_at(tokens - 1) == vb.digest_at(tokens - 1);
   }
   for (std::int64_t block = tokens - block_size_; block >= 0; block -= block_size_) {
-    if (std::memcmp(va.tokens_at(block), vb.tokens_at(block), static_cast<std::size_t>(block_size_) * sizeof(Token)) != 0) {
+    if (std::memcmp(va.tokens_at(block), vb.tokens_at(block),
+                    static_cast<std::size_t>(block_size_) * sizeof(Token)) != 0) {
       return false;
     }
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// SchedulerCore: what goes into a plan. Decisions only; how a chunk is written is in core_write.hpp,
-/// who is let in is in core_admit.hpp.
+/// SchedulerCore: what goes into a plan. Decisions only; how a chunk is written is in
+/// core_write.hpp, who is let in is in core_admit.hpp.
 #include <dynbatch/scheduler/detail/core.hpp>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -23,11 +23,13 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   in.max_sequences = caps_.max_sequences;
   in.pool = policies_.pool.stats();
   if (num_tpot_ > 0) {
-    for (std::int32_t row = oldest_row_; row >= 0; row = rows_[static_cast<std::size_t>(row)].newer) {
+    for (std::int32_t row = oldest_row_; row >= 0;
+         row = rows_[static_cast<std::size_t>(row)].newer) {
       const RowState& r = rows_[static_cast<std::size_t>(row)];
       if (r.tpot_ns > 0 && r.known > r.prompt_end) {
-        const std::int64_t due = saturating_add(
-            r.first_token_ns, saturating_mul(r.tpot_ns, r.known - r.prompt_end + r.pending_samples));
+        const std::int64_t due =
+            saturating_add(r.first_token_ns,
+                           saturating_mul(r.tpot_ns, r.known - r.prompt_end + r.pending_samples));
         in.next_token_due = min_of(in.next_token_due, TimeNs{due});
         in.least_tpot = min_of(in.least_tpot, DurationNs{r.tpot_ns});
       }
@@ -90,9 +92,10 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, Ti
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
   record.plan.id = PlanId{next_plan_};
-  const Composition composition = policies_.admission.compose(
-      {.num_decoding = decoding_.size(), .num_prefilling = prefilling_.size(),
-       .num_waiting = static_cast<std::int64_t>(waiting_.size())});
+  const Composition composition =
+      policies_.admission.compose({.num_decoding = decoding_.size(),
+                                   .num_prefilling = prefilling_.size(),
+                                   .num_waiting = static_cast<std::int64_t>(waiting_.size())});
   Budget budget;
   budget.tokens = clamp_to<std::int64_t>(limits.max_tokens, 1, caps_.max_tokens);
   budget.prefill_tokens = clamp_to<std::int64_t>(limits.max_prefill_tokens, 1, budget.tokens);
@@ -127,8 +130,8 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, Ti
 }
 
 template <class P>
-void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& limits, const Composition& composition,
-                                         Budget& budget) noexcept {
+void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
+                                         const Composition& composition, Budget& budget) noexcept {
   if (composition.prefill && prefilling_.size() > 0) {
     plan_prefills(record, budget);
   }
@@ -149,8 +152,8 @@ void SchedulerCore<P>::plan_decodes(PlanRecord& record, Budget& budget) noexcept
 
 /// Plans the decodes of list entries [index, end); false if the budget ran out before.
 template <class P>
-bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
-                                            Budget& budget) noexcept {
+bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t index,
+                                            std::int32_t end, Budget& budget) noexcept {
   for (; index < end; ++index) {
     if (block_size_ > 0) {
       index = append_plain_decodes(record, index, end, budget.tokens);
@@ -202,10 +205,12 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       return;
     }
     const std::int64_t remaining = r.known - r.planned;
-    std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining, .budget_tokens = left,
+    std::int64_t n = policies_.admission.chunk({.remaining_tokens = remaining,
+                                                .budget_tokens = left,
                                                 .block_size = max_of(block_size_, 1)});
     n = clamp_to<std::int64_t>(n, record.num_chunks == 0 ? 1 : 0, min_of(left, remaining));
-    // A chunk that did not run leaves an atomic prompt unstarted: it still runs whole, first in its step.
+    // A chunk that did not run leaves an atomic prompt unstarted: it still runs whole, first in its
+    // step.
     const std::int64_t whole = desk_[r.slot].atomic_prefill ? r.prompt_end - r.planned : 0;
     if (n < whole) {
       if (record.num_chunks > 0) {
@@ -232,7 +237,8 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       }
     }
     if (n <= 0) {
-      note_blocked(r.slot, block_size_ > 0 && r.planned >= r.table_tokens ? WaitCause::Memory : WaitCause::Budget);
+      note_blocked(r.slot, block_size_ > 0 && r.planned >= r.table_tokens ? WaitCause::Memory
+                                                                          : WaitCause::Budget);
       continue;
     }
     append_prefill(record, row, static_cast<std::int32_t>(n), budget);
@@ -242,7 +248,8 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
 
 /// Table room for `tokens` positions of a decoding row, taking blocks from others if it must.
 template <class P>
-bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t tokens, Budget& budget) noexcept {
+bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t tokens,
+                            Budget& budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (block_size_ == 0) {
     return true;
@@ -256,10 +263,11 @@ bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t t
   return true;
 }
 
-/// Preempts victims until `blocks` are to be had for `row`; false if they are not, then `row` itself
-/// may have given way, or ended because nobody else holds anything.
+/// Preempts victims until `blocks` are to be had for `row`; false if they are not, then `row`
+/// itself may have given way, or ended because nobody else holds anything.
 template <class P>
-bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks, Budget& budget) noexcept {
+bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks,
+                                 Budget& budget) noexcept {
   struct Candidates {
     const SchedulerCore* core;
     std::uint64_t plan;
@@ -308,7 +316,8 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
         return false;  // blocks come back when plans in flight are settled
       }
       if (num_running_ == 1) {
-        end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished, FinishReason::Capacity, Errc::Ok, now_);
+        end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished,
+                    FinishReason::Capacity, Errc::Ok, now_);
         return false;
       }
       give_way(record, row, budget);
@@ -319,8 +328,8 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
   return true;
 }
 
-/// Preempts a row, with the chunk that it may have in the plan under construction, and whoever was to
-/// read what that chunk would have written.
+/// Preempts a row, with the chunk that it may have in the plan under construction, and whoever was
+/// to read what that chunk would have written.
 template <class P>
 void SchedulerCore<P>::give_way(PlanRecord& record, std::int32_t row, Budget& budget) noexcept {
   drop_chunk(record, row, budget);
@@ -355,7 +364,8 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
       budget.prefill_tokens += chunk.num_tokens;
       --budget.prefill_chunks;
     }
-    roll_back(row, chunk.first_position, r.pending_samples - chunk.num_samples, record.undo[i].phase_before);
+    roll_back(row, chunk.first_position, r.pending_samples - chunk.num_samples,
+              record.undo[i].phase_before);
     --r.in_flight;
     r.last_plan = 0;
     chunk.num_tokens = 0;
@@ -377,7 +387,8 @@ void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
       status_.request = desk_[rows_[static_cast<std::size_t>(row)].slot].id;
     }
   } else if (!waiting_.empty()) {
-    status_.cause = pause_.load(std::memory_order_relaxed) != 0 ? WaitCause::Paused : WaitCause::Composition;
+    status_.cause =
+        pause_.load(std::memory_order_relaxed) != 0 ? WaitCause::Paused : WaitCause::Composition;
     status_.request = desk_[waiting_.top()].id;
   } else if (num_running_ == 0) {
     status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;

@@ -25,7 +25,8 @@ Status SchedulerCore<P>::initialise() noexcept {
     return {Errc::NotSupported, "pool.groups", static_cast<std::int64_t>(groups.size()), 1,
             "this version runs one KV group"};
   }
-  if (!caps_.groups.empty() && (caps_.groups.size() != groups.size() || !(caps_.groups[0] == groups[0]))) {
+  if (!caps_.groups.empty() &&
+      (caps_.groups.size() != groups.size() || !(caps_.groups[0] == groups[0]))) {
     return {Errc::InvalidConfig, "capabilities.groups", caps_.groups[0].block_size,
             groups.empty() ? 0 : groups[0].block_size, "differs from the pool's groups"};
   }
@@ -56,7 +57,8 @@ Status SchedulerCore<P>::initialise() noexcept {
   if (caps_.kv_tokens > 0 && !groups.empty() &&
       pool.stats().total_blocks * groups[0].block_size > caps_.kv_tokens) {
     return {Errc::InvalidConfig, "capabilities.kv_tokens", caps_.kv_tokens,
-            pool.stats().total_blocks * groups[0].block_size, "the pool has more KV places than the executor"};
+            pool.stats().total_blocks * groups[0].block_size,
+            "the pool has more KV places than the executor"};
   }
   if (!groups.empty()) {
     group_ = groups[0];
@@ -74,7 +76,8 @@ Status SchedulerCore<P>::initialise() noexcept {
   limits.block_size = max_of(block_size_, 1);
   limits.all_atomic = !policies_.admission.splits_prompts();
   const BatchLimits ceiling = policies_.sizer.ceiling();
-  limits.atomic_limit = min_of(min_of(ceiling.max_tokens, ceiling.max_prefill_tokens), caps_.max_tokens);
+  limits.atomic_limit =
+      min_of(min_of(ceiling.max_tokens, ceiling.max_prefill_tokens), caps_.max_tokens);
   for (std::size_t i = 0; i < kMaxResources; ++i) {
     limits.resource_caps[i] = config_.resource_caps[i];
   }
@@ -82,10 +85,13 @@ Status SchedulerCore<P>::initialise() noexcept {
   const auto rows = static_cast<std::size_t>(caps_.max_sequences);
   for (const Status& s :
        {desk_.allocate(config_, limits), waiting_.allocate(slots, "max_live_requests"),
-        deadlines_.allocate(slots, "max_live_requests"), sequence_slots_.allocate(slots, "max_live_requests"),
-        sequence_generations_.allocate(slots, "max_live_requests"), dirty_.allocate(slots, "max_live_requests"),
-        delivered_.allocate(slots, "max_live_requests"), passed_over_.allocate(kLookahead + 1, "lookahead"),
-        rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"), decoding_.allocate(rows),
+        deadlines_.allocate(slots, "max_live_requests"),
+        sequence_slots_.allocate(slots, "max_live_requests"),
+        sequence_generations_.allocate(slots, "max_live_requests"),
+        dirty_.allocate(slots, "max_live_requests"),
+        delivered_.allocate(slots, "max_live_requests"),
+        passed_over_.allocate(kLookahead + 1, "lookahead"), rows_.allocate(rows, "max_sequences"),
+        free_rows_.allocate(rows, "max_sequences"), decoding_.allocate(rows),
         prefilling_.allocate(rows)}) {
     if (!s) {
       return s;
@@ -98,16 +104,21 @@ Status SchedulerCore<P>::initialise() noexcept {
   for (std::size_t i = rows; i > 0; --i) {
     free_rows_.push_back(static_cast<std::int32_t>(i - 1));
   }
-  plans_.reset(new (std::nothrow) PlanRecord[static_cast<std::size_t>(config_.max_plans_in_flight)]);
+  plans_.reset(new (std::nothrow)
+                   PlanRecord[static_cast<std::size_t>(config_.max_plans_in_flight)]);
   if (plans_ == nullptr) {
-    return {Errc::OutOfMemory, "max_plans_in_flight", config_.max_plans_in_flight, 0, "allocation failed"};
+    return {Errc::OutOfMemory, "max_plans_in_flight", config_.max_plans_in_flight, 0,
+            "allocation failed"};
   }
   // A step computes at most what all rows can hold.
-  const std::int64_t max_tokens = min_of(caps_.max_tokens, saturating_mul(caps_.max_sequences, kv_limit_));
+  const std::int64_t max_tokens =
+      min_of(caps_.max_tokens, saturating_mul(caps_.max_sequences, kv_limit_));
   const std::int64_t max_deltas =
       block_size_ > 0 ? caps_.max_sequences * (ceil_div(kv_limit_, block_size_) + 1) : 0;
   for (std::int32_t i = 0; i < config_.max_plans_in_flight; ++i) {
-    if (const Status s = plans_[static_cast<std::size_t>(i)].allocate(caps_.max_sequences, max_tokens, max_deltas); !s) {
+    if (const Status s = plans_[static_cast<std::size_t>(i)].allocate(caps_.max_sequences,
+                                                                      max_tokens, max_deltas);
+        !s) {
       return s;
     }
   }
@@ -144,6 +155,7 @@ void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
   record.sequence.slot = sequence_slots_.back();
   sequence_slots_.pop_back();
   record.sequence.generation = ++sequence_generations_[record.sequence.slot];
+  record.accepted_time = now;
   record.event_time = now;
   counters_.accepted.add(1);
   mark_dirty(slot);
@@ -183,7 +195,8 @@ void SchedulerCore<P>::set_deadline(std::uint32_t slot) noexcept {
   if (deadlines_.contains(slot)) {
     deadlines_.erase(slot);
   }
-  const TimeNs due = record.was_admitted ? record.finish_by : min_of(record.start_by, record.finish_by);
+  const TimeNs due =
+      record.was_admitted ? record.finish_by : min_of(record.start_by, record.finish_by);
   if (due < kNever) {
     deadlines_.push(slot, {due.ns, 0, record.order});
   }
@@ -198,8 +211,8 @@ void SchedulerCore<P>::expire(TimeNs now) noexcept {
 
 /// The one way a request ends: leaves queue, row and deadlines, and gets its terminal event.
 template <class P>
-void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
-                                   TimeNs now) noexcept {
+void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishReason reason,
+                                   Errc error, TimeNs now) noexcept {
   RequestRecord& record = desk_[slot];
   DYNBATCH_ASSERT(record.state != RequestState::Ended && record.state != RequestState::Free,
                   "a request ends once");
@@ -223,10 +236,18 @@ void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishRea
   record.error = error;
   record.event_time = now;
   switch (kind) {
-    case EventKind::Finished: counters_.finished.add(1); break;
-    case EventKind::Cancelled: counters_.cancelled.add(1); break;
-    case EventKind::Expired: counters_.expired.add(1); break;
-    default: counters_.failed.add(1); break;
+    case EventKind::Finished:
+      counters_.finished.add(1);
+      break;
+    case EventKind::Cancelled:
+      counters_.cancelled.add(1);
+      break;
+    case EventKind::Expired:
+      counters_.expired.add(1);
+      break;
+    default:
+      counters_.failed.add(1);
+      break;
   }
   mark_dirty(slot);
 }

@@ -63,7 +63,8 @@ bool SchedulerCore<P>::report_tokens(std::uint32_t slot, std::int64_t up_to, std
     }
     const bool is_first = record.delivered == 0;
     const std::int64_t position = record.prompt_length + record.delivered + record.token_base;
-    const std::int64_t in_page = desk_.tokens().page_tokens() - position % desk_.tokens().page_tokens();
+    const std::int64_t in_page =
+        desk_.tokens().page_tokens() - position % desk_.tokens().page_tokens();
     const std::int64_t count = is_first ? 1 : min_of(up_to - record.delivered, in_page);
     Event event = event_of(slot, is_first ? EventKind::FirstToken : EventKind::Tokens,
                            is_first ? record.first_token_time : record.event_time);
@@ -88,7 +89,7 @@ bool SchedulerCore<P>::report(std::uint32_t slot, std::span<Event> out, std::siz
       return false;
     }
     record.accepted_reported = true;
-    out[n++] = event_of(slot, EventKind::Accepted, record.event_time);
+    out[n++] = event_of(slot, EventKind::Accepted, record.accepted_time);
   }
   if (record.unreported_preemptions > 0) {
     if (!report_tokens(slot, record.preempted_at, out, n) || n == out.size()) {
@@ -198,7 +199,8 @@ Status SchedulerCore<P>::check() const noexcept {
     std::int32_t named = 0;
     std::int32_t pending = 0;
     for (std::int32_t p = 0; p < num_in_flight_; ++p) {
-      const PlanRecord& record = plans_[static_cast<std::size_t>((oldest_ + p) % config_.max_plans_in_flight)];
+      const PlanRecord& record =
+          plans_[static_cast<std::size_t>((oldest_ + p) % config_.max_plans_in_flight)];
       for (std::size_t c = 0; c < record.num_chunks; ++c) {
         if (record.chunks[c].row.value == static_cast<std::int32_t>(i)) {
           ++named;
@@ -226,7 +228,8 @@ Status SchedulerCore<P>::check() const noexcept {
     if (record.state != RequestState::Running || record.row.value != static_cast<std::int32_t>(i)) {
       return broken("row", static_cast<std::int64_t>(i), record.row.value);
     }
-    if (r.planned > r.known + r.pending_samples || r.committed > r.planned || r.known > r.known_limit) {
+    if (r.planned > r.known + r.pending_samples || r.committed > r.planned ||
+        r.known > r.known_limit) {
       return broken("row.planned", r.planned, r.known + r.pending_samples);
     }
     if (block_size_ > 0 && r.planned > r.table_tokens) {

@@ -8,7 +8,8 @@ namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
 template <class P>
-SequenceContentView SchedulerCore<P>::content(std::uint32_t slot, std::int64_t known) const noexcept {
+SequenceContentView SchedulerCore<P>::content(std::uint32_t slot,
+                                              std::int64_t known) const noexcept {
   const RequestRecord& record = desk_[slot];
   SequenceContentView view;
   view.scope = &record.scope;
@@ -114,7 +115,8 @@ void SchedulerCore<P>::hold_blocks(RowState& r, std::int64_t blocks) noexcept {
   r.held_blocks = static_cast<std::int32_t>(blocks);
 }
 
-/// The sequence stops running. Its blocks go back at once, or when the last plan that names it is settled.
+/// The sequence stops running. Its blocks go back at once, or when the last plan that names it is
+/// settled.
 template <class P>
 void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
@@ -169,8 +171,8 @@ void SchedulerCore<P>::drop_in_flight(std::int32_t row) noexcept {
   }
 }
 
-/// The row stands again where it stood before a chunk at `position`; blocks that it made visible beyond
-/// become invisible. Younger plans that name it are void.
+/// The row stands again where it stood before a chunk at `position`; blocks that it made visible
+/// beyond become invisible. Younger plans that name it are void.
 template <class P>
 void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::int32_t pending,
                                  RowPhase phase) noexcept {

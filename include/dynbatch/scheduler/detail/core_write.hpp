@@ -35,11 +35,13 @@ void SchedulerCore<P>::extend_row(std::int32_t row, std::int32_t tokens) noexcep
   }
 }
 
-/// Plans decodes for as long as they are the common case: nothing in flight, room in the table, no block
-/// completed, nothing to tell. Stops at the first row that is not, or when `budget` is used up. This loop is
-/// most of what a step costs; it touches the two hot lines of a row and nothing of its request.
+/// Plans decodes for as long as they are the common case: nothing in flight, room in the table, no
+/// block completed, nothing to tell. Stops at the first row that is not, or when `budget` is used
+/// up. This loop is most of what a step costs; it touches the two hot lines of a row and nothing of
+/// its request.
 template <class P>
-std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int32_t index, std::int32_t end,
+std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int32_t index,
+                                                    std::int32_t end,
                                                     std::int64_t& budget) noexcept {
   RowState* const states = rows_.data();
   Chunk* chunk = record.chunks.data() + record.num_chunks;
@@ -126,9 +128,12 @@ void SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t row) noexc
   record.tokens.data()[t] = r.pending_samples > 0 ? future_token(Row{row}) : r.last_token;
   record.positions.data()[t] = position;
   if (block_size_ > 0) {
-    const std::int32_t index = block_shift_ >= 0 ? position >> block_shift_ : position / block_size_;
-    const std::int64_t block = policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
-    record.token_slots.data()[t] = TokenSlot{block * block_size_ + (position - index * block_size_)};
+    const std::int32_t index =
+        block_shift_ >= 0 ? position >> block_shift_ : position / block_size_;
+    const std::int64_t block =
+        policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
+    record.token_slots.data()[t] =
+        TokenSlot{block * block_size_ + (position - index * block_size_)};
   }
   ++decoding_kv_;
   ++record.plan.work.decode_rows;
@@ -171,8 +176,10 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
   const std::int64_t page_tokens = desk_.tokens().page_tokens();
   while (position < last) {
     const std::int64_t storage = position + request.token_base;
-    const auto n = static_cast<std::int32_t>(min_of<std::int64_t>(last - position, page_tokens - storage % page_tokens));
-    std::memcpy(tokens + (position - first), desk_.tokens().at(r.slot, storage), static_cast<std::size_t>(n) * sizeof(Token));
+    const auto n = static_cast<std::int32_t>(
+        min_of<std::int64_t>(last - position, page_tokens - storage % page_tokens));
+    std::memcpy(tokens + (position - first), desk_.tokens().at(r.slot, storage),
+                static_cast<std::size_t>(n) * sizeof(Token));
     position += n;
   }
   if (block_size_ > 0) {
@@ -181,8 +188,9 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
     for (std::int32_t p = first; p < last;) {
       const std::int32_t index = p / block_size_;
       const std::int32_t end = min_of(last, (index + 1) * block_size_);
-      std::int64_t slot = static_cast<std::int64_t>(table[static_cast<std::size_t>(index)].value) * block_size_ +
-                          (p - index * block_size_);
+      std::int64_t slot =
+          static_cast<std::int64_t>(table[static_cast<std::size_t>(index)].value) * block_size_ +
+          (p - index * block_size_);
       for (; p < end; ++p) {
         *slots++ = TokenSlot{slot++};
       }
@@ -195,12 +203,13 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
   record.plan.work.prefill_tokens += num_tokens;
   record.plan.work.attention_pairs =
       saturating_add(record.plan.work.attention_pairs, chunk_attention_pairs(first, num_tokens));
-  counters_.recomputed_tokens.add(static_cast<std::uint64_t>(max_of(min_of(last, r.recompute_end) - first, 0)));
+  counters_.recomputed_tokens.add(
+      static_cast<std::uint64_t>(max_of(min_of(last, r.recompute_end) - first, 0)));
   finish_chunk(record, row, chunk);
 }
 
-/// The part that all chunks share: identity, samples, the row's new state, and the blocks that become
-/// visible to others.
+/// The part that all chunks share: identity, samples, the row's new state, and the blocks that
+/// become visible to others.
 template <class P>
 void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
@@ -237,14 +246,16 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
     set_phase(row, RowPhase::Decode);
   }
   if (end >= r.next_publish) {
-    policies_.pool.publish(Row{row}, content(r.slot, r.known), min_of(end, r.known), record.plan.id);
+    policies_.pool.publish(Row{row}, content(r.slot, r.known), min_of(end, r.known),
+                           record.plan.id);
     r.next_publish = (end / block_size_ + 1) * block_size_;
   }
   if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens) {
-    // Decodes inside the block of position `end` are plain: up to the one that fills it, if filling it
-    // publishes it, and short of the one whose token ends the sequence.
+    // Decodes inside the block of position `end` are plain: up to the one that fills it, if filling
+    // it publishes it, and short of the one whose token ends the sequence.
     const std::int32_t index = end / block_size_;
-    const std::int64_t block = policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
+    const std::int64_t block =
+        policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
     r.slot_base = (block - index) * block_size_;
     r.plain_end = min_of(min_of((index + 1) * block_size_, r.next_publish - 1), r.known_limit - 1);
   } else {
@@ -270,8 +281,10 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
     const auto from = static_cast<std::size_t>(chunk.first_token);
     const auto n = static_cast<std::size_t>(chunk.num_tokens);
     std::memmove(record.tokens.data() + tokens, record.tokens.data() + from, n * sizeof(Token));
-    std::memmove(record.positions.data() + tokens, record.positions.data() + from, n * sizeof(std::int32_t));
-    std::memmove(record.token_slots.data() + tokens, record.token_slots.data() + from, n * sizeof(TokenSlot));
+    std::memmove(record.positions.data() + tokens, record.positions.data() + from,
+                 n * sizeof(std::int32_t));
+    std::memmove(record.token_slots.data() + tokens, record.token_slots.data() + from,
+                 n * sizeof(TokenSlot));
     chunk.first_token = static_cast<std::int32_t>(tokens);
     chunk.first_sample = record.num_samples;
     record.num_samples += chunk.num_samples;
@@ -284,8 +297,8 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
     if (chunk.kind == ChunkKind::Prefill) {
       ++plan.num_prefill_chunks;
       plan.work.prefill_tokens += chunk.num_tokens;
-      plan.work.attention_pairs = saturating_add(plan.work.attention_pairs,
-                                                 chunk_attention_pairs(chunk.first_position, chunk.num_tokens));
+      plan.work.attention_pairs = saturating_add(
+          plan.work.attention_pairs, chunk_attention_pairs(chunk.first_position, chunk.num_tokens));
     } else {
       ++plan.num_decode_chunks;
       ++plan.work.decode_rows;
@@ -306,7 +319,8 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
 
 /// Splits, pads and publishes the plan's spans.
 template <class P>
-void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition, TimeNs now) noexcept {
+void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition,
+                            TimeNs now) noexcept {
   StepPlan& plan = record.plan;
   const auto num_chunks = static_cast<std::int32_t>(record.num_chunks);
   const auto num_tokens = static_cast<std::int32_t>(record.num_tokens);
@@ -322,7 +336,8 @@ void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition, 
 
   SplitDecision split = policies_.splitter.split(
       {.chunks = plan.chunks, .num_tokens = num_tokens, .cost = policies_.sizer.cost()});
-  split.count = clamp_to<std::int32_t>(split.count, 0, static_cast<std::int32_t>(kMaxMicroBatches) - 1);
+  split.count =
+      clamp_to<std::int32_t>(split.count, 0, static_cast<std::int32_t>(kMaxMicroBatches) - 1);
   MicroBatch part{0, 0, 0, 0};
   for (std::int32_t i = 0; i < split.count; ++i) {
     const Cut cut = split.cuts[i];
@@ -330,7 +345,8 @@ void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition, 
         cut.token >= plan.chunks[static_cast<std::size_t>(cut.chunk)].num_tokens) {
       continue;  // a cut outside the step cuts nothing
     }
-    const std::int32_t token = plan.chunks[static_cast<std::size_t>(cut.chunk)].first_token + cut.token;
+    const std::int32_t token =
+        plan.chunks[static_cast<std::size_t>(cut.chunk)].first_token + cut.token;
     if (token <= part.first_token) {
       continue;
     }

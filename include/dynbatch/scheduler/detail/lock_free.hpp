@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// The lock-free parts that any thread may touch: free lists, inboxes and the table of live ids. All of
-/// fixed size, linked by index.
+/// The lock-free parts that any thread may touch: free lists, inboxes and the table of live ids.
+/// All of fixed size, linked by index.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -38,8 +38,9 @@ class AtomicArray {
   std::unique_ptr<std::atomic<T>[]> data_;
 };
 
-/// Stack of free indices: push and pop from any thread. The head carries a counter that changes with
-/// every operation, so a pop that was overtaken by pop-push of the same index (ABA) fails and retries.
+/// Stack of free indices: push and pop from any thread. The head carries a counter that changes
+/// with every operation, so a pop that was overtaken by pop-push of the same index (ABA) fails and
+/// retries.
 class IndexStack {
  public:
   /// `count` indices, all free; 0 is popped first.
@@ -48,7 +49,8 @@ class IndexStack {
       return s;
     }
     for (std::size_t i = 0; i < count; ++i) {
-      next_[i].store(i + 1 < count ? static_cast<std::uint32_t>(i + 1) : kNil, std::memory_order_relaxed);
+      next_[i].store(i + 1 < count ? static_cast<std::uint32_t>(i + 1) : kNil,
+                     std::memory_order_relaxed);
     }
     head_.store(count > 0 ? 0U : std::uint64_t{kNil}, std::memory_order_release);
     return kOk;
@@ -62,7 +64,8 @@ class IndexStack {
       if (index == kNil) {
         return kNil;
       }
-      // A stale read of next_ is harmless: the counter in head_ has then moved and the exchange fails.
+      // A stale read of next_ is harmless: the counter in head_ has then moved and the exchange
+      // fails.
       const std::uint64_t next = next_[index].load(std::memory_order_relaxed);
       if (head_.compare_exchange_weak(head, bump(head) | next, std::memory_order_acquire,
                                       std::memory_order_acquire)) {
@@ -72,7 +75,9 @@ class IndexStack {
   }
 
   /// Links `index` in front of `next` before push_chain(); the caller owns both.
-  void link(std::uint32_t index, std::uint32_t next) noexcept { next_[index].store(next, std::memory_order_relaxed); }
+  void link(std::uint32_t index, std::uint32_t next) noexcept {
+    next_[index].store(next, std::memory_order_relaxed);
+  }
 
   /// Frees a chain first -> ... -> last that link() made.
   void push_chain(std::uint32_t first, std::uint32_t last) noexcept {
@@ -95,17 +100,21 @@ class IndexStack {
 /// Many producers, one consumer that takes everything at once, in the order of the pushes.
 class SlotInbox {
  public:
-  Status allocate(std::size_t count, const char* field) noexcept { return next_.allocate(count, field); }
+  Status allocate(std::size_t count, const char* field) noexcept {
+    return next_.allocate(count, field);
+  }
 
   /// Any thread; a slot may stand in the inbox once.
   void push(std::uint32_t slot) noexcept {
     std::uint32_t head = head_.load(std::memory_order_relaxed);
     do {
       next_[slot].store(head, std::memory_order_relaxed);
-    } while (!head_.compare_exchange_weak(head, slot, std::memory_order_release, std::memory_order_relaxed));
+    } while (!head_.compare_exchange_weak(head, slot, std::memory_order_release,
+                                          std::memory_order_relaxed));
   }
 
-  /// Consumer only: calls f(slot) for each slot, oldest first. What f pushes is seen by the next drain.
+  /// Consumer only: calls f(slot) for each slot, oldest first. What f pushes is seen by the next
+  /// drain.
   template <class F>
   void drain(F&& f) noexcept {
     if (head_.load(std::memory_order_relaxed) == kNil) {
@@ -131,13 +140,14 @@ class SlotInbox {
   AtomicArray<std::uint32_t> next_;
 };
 
-/// Live request ids -> slots: chains over the slots, in 2 x capacity buckets. Any thread inserts and
-/// looks up; only the driving thread erases. Each change of a chain moves the counter in its bucket's
-/// head, so a walk that a change overtook is noticed and repeated.
+/// Live request ids -> slots: chains over the slots, in 2 x capacity buckets. Any thread inserts
+/// and looks up; only the driving thread erases. Each change of a chain moves the counter in its
+/// bucket's head, so a walk that a change overtook is noticed and repeated.
 class IdTable {
  public:
   Status allocate(std::size_t count, const char* field) noexcept {
-    const auto buckets = static_cast<std::size_t>(next_power_of_two(static_cast<std::int64_t>(2 * count)));
+    const auto buckets =
+        static_cast<std::size_t>(next_power_of_two(static_cast<std::int64_t>(2 * count)));
     mask_ = buckets - 1;
     if (Status s = heads_.allocate(buckets, field); !s) {
       return s;
@@ -151,8 +161,8 @@ class IdTable {
     return next_.allocate(count, field);
   }
 
-  /// Claims `id` for `slot`; false if a live slot has it. Of several claims of one id exactly one wins:
-  /// all of them exchange the same head.
+  /// Claims `id` for `slot`; false if a live slot has it. Of several claims of one id exactly one
+  /// wins: all of them exchange the same head.
   bool insert(std::uint64_t id, std::uint32_t slot) noexcept {
     std::atomic<std::uint64_t>& bucket = heads_[mix64(id) & mask_];
     ids_[slot].store(id, std::memory_order_release);
@@ -188,7 +198,8 @@ class IdTable {
 
   /// Driving thread only: removes the slot, which must be in the table.
   void erase(std::uint32_t slot) noexcept {
-    std::atomic<std::uint64_t>& bucket = heads_[mix64(ids_[slot].load(std::memory_order_relaxed)) & mask_];
+    std::atomic<std::uint64_t>& bucket =
+        heads_[mix64(ids_[slot].load(std::memory_order_relaxed)) & mask_];
     const std::uint32_t after = next_[slot].load(std::memory_order_relaxed);
     std::uint64_t head = bucket.load(std::memory_order_acquire);
     for (;;) {
@@ -213,7 +224,9 @@ class IdTable {
   }
 
  private:
-  static constexpr std::uint64_t bump(std::uint64_t head) noexcept { return ((head >> 32U) + 1U) << 32U; }
+  static constexpr std::uint64_t bump(std::uint64_t head) noexcept {
+    return ((head >> 32U) + 1U) << 32U;
+  }
 
   /// Looks for `id` in the chain that begins at `head`; false if the chain changed meanwhile.
   bool walk(const std::atomic<std::uint64_t>& bucket, std::uint64_t head, std::uint64_t id,
@@ -248,7 +261,9 @@ class Counter {
   }
   void subtract(std::uint64_t n) noexcept { add(std::uint64_t{0} - n); }
   void set(std::uint64_t n) noexcept { value_.store(n, std::memory_order_relaxed); }
-  [[nodiscard]] std::uint64_t get() const noexcept { return value_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t get() const noexcept {
+    return value_.load(std::memory_order_relaxed);
+  }
 
  private:
   std::atomic<std::uint64_t> value_{0};

@@ -17,8 +17,8 @@ namespace detail {
 
 /// What settling a chunk needs beyond the chunk itself.
 struct ChunkUndo {
-  std::uint32_t epoch = 0;            ///< Of its row when planned.
-  std::int32_t blocks_before = 0;     ///< Blocks of its table that older plans have told the host.
+  std::uint32_t epoch = 0;         ///< Of its row when planned.
+  std::int32_t blocks_before = 0;  ///< Blocks of its table that older plans have told the host.
   RowPhase phase_before = RowPhase::Prefill;
 };
 
@@ -41,7 +41,8 @@ struct PlanRecord {
   FixedVector<ExpertMove> moves;
   GroupPlan group{};
 
-  Status allocate(std::int32_t max_rows, std::int64_t max_tokens, std::int64_t max_deltas) noexcept {
+  Status allocate(std::int32_t max_rows, std::int64_t max_tokens,
+                  std::int64_t max_deltas) noexcept {
     const auto r = static_cast<std::size_t>(max_rows);
     const auto t = static_cast<std::size_t>(max_tokens);
     for (const Status& s : {

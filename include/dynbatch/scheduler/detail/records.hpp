@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// What the scheduler remembers of each live request (by slot) and of each running sequence (by row).
+/// What the scheduler remembers of each live request (by slot) and of each running sequence (by
+/// row).
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
@@ -25,7 +26,8 @@ enum class RequestState : std::uint8_t {
   Ended,    ///< Terminal event made, perhaps not yet delivered.
 };
 
-/// One live request. Written by submit() before the slot goes to the inbox, then by the driving thread.
+/// One live request. Written by submit() before the slot goes to the inbox, then by the driving
+/// thread.
 struct RequestRecord {
   RequestId id{};
   std::uint64_t user_data = 0;
@@ -37,9 +39,10 @@ struct RequestRecord {
   TimeNs start_by = kNever;
   TimeNs finish_by = kNever;
   TimeNs first_token_time{};
-  TimeNs event_time{};          ///< Of the newest token, or of the end.
+  TimeNs accepted_time{};
+  TimeNs event_time{};  ///< Of the newest token, or of the end.
   std::int64_t prompt_length = 0;
-  std::int64_t max_new = 0;     ///< Resolved: the most outputs it may have.
+  std::int64_t max_new = 0;  ///< Resolved: the most outputs it may have.
   std::int64_t min_new = 0;
   std::int64_t cacheable = 0;   ///< No block beyond may be shared.
   std::int64_t outputs = 0;     ///< While it runs, RowState::known is ahead of this.
@@ -47,8 +50,9 @@ struct RequestRecord {
   std::int64_t token_base = 0;  ///< Storage position of position p is p + token_base.
   std::int64_t pages = 0;       ///< Pages in its table.
   std::int64_t promised_pages = 0;
-  std::int64_t retry_need = 0;  ///< Blocks that were missing at the last look; 0 = look again at once.
-  std::uint64_t retry_plan = 0; ///< Look again from this plan on whatever is free.
+  std::int64_t retry_need =
+      0;  ///< Blocks that were missing at the last look; 0 = look again at once.
+  std::uint64_t retry_plan = 0;     ///< Look again from this plan on whatever is free.
   std::uint32_t waits_slot = 0;     ///< Waits until the started prefill of this slot, in
   std::int32_t waits_row = -1;      ///< this row (-1 = waits for nobody),
   std::int32_t waits_position = 0;  ///< has planned this position.
@@ -73,7 +77,7 @@ struct RequestRecord {
   bool atomic_prefill = false;
   bool was_admitted = false;
   bool accepted_reported = false;
-  bool is_dirty = false;        ///< Stands in the event queue; while it runs, RowState::is_dirty counts.
+  bool is_dirty = false;  ///< Stands in the event queue; while it runs, RowState::is_dirty counts.
   EventKind terminal = EventKind::Finished;
   FinishReason reason = FinishReason::None;
   Errc error = Errc::Ok;
@@ -86,25 +90,26 @@ enum class RowPhase : std::uint8_t {
   Draining,  ///< Ended or reset; the row is freed when no plan in flight names it.
 };
 
-/// One running sequence. While it runs these counts are the true ones; the record follows on leaving.
-/// The first two cache lines are all that a plain decode touches.
+/// One running sequence. While it runs these counts are the true ones; the record follows on
+/// leaving. The first two cache lines are all that a plain decode touches.
 struct alignas(64) RowState {
-  std::int32_t planned = 0;         ///< Positions whose KV exists once all plans in flight have run.
-  std::int32_t committed = 0;       ///< Positions whose KV exists.
-  std::int32_t known = 0;           ///< Positions whose token is known: prompt and outputs.
-  std::int32_t known_limit = 0;     ///< Ends with Length or Capacity when known reaches it.
-  std::int32_t plain_end = 0;       ///< A decode of a position below it changes no block and ends nothing.
-  std::int32_t pending_samples = 0; ///< Tokens that plans in flight will produce.
-  std::int32_t in_flight = 0;       ///< Plans in flight that name it.
-  std::uint32_t epoch = 0;          ///< Changes when what younger plans in flight hold became void.
-  std::int64_t slot_base = 0;       ///< Token slot of a position below plain_end, less the position.
-  Token* write = nullptr;           ///< Where the next output goes, while
-  std::int32_t write_room = 0;      ///< this many fit into its page.
-  Token last_token = 0;             ///< Token at position known - 1.
-  std::int32_t prompt_end = 0;      ///< Prompt length.
+  std::int32_t planned = 0;      ///< Positions whose KV exists once all plans in flight have run.
+  std::int32_t committed = 0;    ///< Positions whose KV exists.
+  std::int32_t known = 0;        ///< Positions whose token is known: prompt and outputs.
+  std::int32_t known_limit = 0;  ///< Ends with Length or Capacity when known reaches it.
+  std::int32_t plain_end =
+      0;  ///< A decode of a position below it changes no block and ends nothing.
+  std::int32_t pending_samples = 0;  ///< Tokens that plans in flight will produce.
+  std::int32_t in_flight = 0;        ///< Plans in flight that name it.
+  std::uint32_t epoch = 0;      ///< Changes when what younger plans in flight hold became void.
+  std::int64_t slot_base = 0;   ///< Token slot of a position below plain_end, less the position.
+  Token* write = nullptr;       ///< Where the next output goes, while
+  std::int32_t write_room = 0;  ///< this many fit into its page.
+  Token last_token = 0;         ///< Token at position known - 1.
+  std::int32_t prompt_end = 0;  ///< Prompt length.
   RowPhase phase = RowPhase::Free;
-  bool checks_tokens = false;       ///< Has stop tokens.
-  bool is_dirty = false;            ///< Its request stands in the event queue; the record follows on leaving.
+  bool checks_tokens = false;  ///< Has stop tokens.
+  bool is_dirty = false;  ///< Its request stands in the event queue; the record follows on leaving.
   bool sync_decode = false;
 
   SequenceId sequence{};
@@ -112,33 +117,41 @@ struct alignas(64) RowState {
   std::uint64_t user_data = 0;
   std::int64_t last_token_ns = 0;
   std::int64_t first_token_ns = 0;
-  std::uint64_t last_plan = 0;      ///< Newest plan that names it.
+  std::uint64_t last_plan = 0;  ///< Newest plan that names it.
   std::uint32_t slot = 0;
-  std::int32_t told_blocks = 0;     ///< Leading table entries that plans not abandoned have told the host.
-  std::int32_t table_tokens = 0;    ///< Positions its block table has room for.
-  std::int32_t next_publish = 0;    ///< Planned positions at which the next full block appears.
+  std::int32_t told_blocks =
+      0;  ///< Leading table entries that plans not abandoned have told the host.
+  std::int32_t table_tokens = 0;  ///< Positions its block table has room for.
+  std::int32_t next_publish = 0;  ///< Planned positions at which the next full block appears.
 
-  std::int32_t held_blocks = 0;     ///< Kept from other admissions, not in the table yet.
-  std::int32_t list_index = 0;      ///< Place in its phase's list.
-  std::int32_t recompute_end = 0;   ///< Positions below it were computed before.
-  std::int32_t older = -1;          ///< Admission order, doubly linked.
+  std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
+  std::int32_t list_index = 0;     ///< Place in its phase's list.
+  std::int32_t recompute_end = 0;  ///< Positions below it were computed before.
+  std::int32_t older = -1;         ///< Admission order, doubly linked.
   std::int32_t newer = -1;
-  std::int64_t tpot_ns = 0;         ///< 0 = no limit.
-  bool is_stale = false;            ///< Rolled back while younger plans name it: wait for them.
-  bool requeue = false;             ///< Draining: waits again afterwards.
-  bool is_reset = false;            ///< Draining because it read what was never written.
+  std::int64_t tpot_ns = 0;  ///< 0 = no limit.
+  bool is_stale = false;     ///< Rolled back while younger plans name it: wait for them.
+  bool requeue = false;      ///< Draining: waits again afterwards.
+  bool is_reset = false;     ///< Draining because it read what was never written.
 };
 
-/// Rows of one phase in a stable order, with a place to start from: rows that the budget left out come
-/// first the next time. Removal leaves a hole; holes are squeezed out when they outnumber the rows.
+/// Rows of one phase in a stable order, with a place to start from: rows that the budget left out
+/// come first the next time. Removal leaves a hole; holes are squeezed out when they outnumber the
+/// rows.
 class RowList {
  public:
-  Status allocate(std::size_t rows) noexcept { return rows_.allocate(2 * rows + 2, "max_sequences"); }
+  Status allocate(std::size_t rows) noexcept {
+    return rows_.allocate(2 * rows + 2, "max_sequences");
+  }
 
   [[nodiscard]] std::int32_t size() const noexcept { return live_; }
-  [[nodiscard]] std::int32_t end() const noexcept { return static_cast<std::int32_t>(rows_.size()); }
+  [[nodiscard]] std::int32_t end() const noexcept {
+    return static_cast<std::int32_t>(rows_.size());
+  }
   /// Row at an index, -1 = a hole.
-  [[nodiscard]] std::int32_t at(std::int32_t index) const noexcept { return rows_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] std::int32_t at(std::int32_t index) const noexcept {
+    return rows_[static_cast<std::size_t>(index)];
+  }
   [[nodiscard]] std::int32_t start() const noexcept { return start_; }
   void set_start(std::int32_t index) noexcept { start_ = index; }
 

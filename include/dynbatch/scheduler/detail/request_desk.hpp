@@ -27,7 +27,7 @@ struct IntakeLimits {
   std::int64_t kv_limit = 0;      ///< Positions that one sequence can ever hold in KV.
   std::int64_t atomic_limit = 0;  ///< Prompt tokens that can ever run in one chunk.
   std::int32_t block_size = 1;
-  bool all_atomic = false;        ///< The admission policy never splits a prompt.
+  bool all_atomic = false;  ///< The admission policy never splits a prompt.
   std::int64_t resource_caps[kMaxResources]{};
 };
 
@@ -41,9 +41,15 @@ class RequestDesk {
   Status cancel(RequestId id) noexcept;
   void close() noexcept { closed_.store(true, std::memory_order_release); }
   [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
-  [[nodiscard]] std::uint64_t submitted() const noexcept { return submitted_.load(std::memory_order_relaxed); }
-  [[nodiscard]] std::uint64_t rejected() const noexcept { return rejected_.load(std::memory_order_relaxed); }
-  [[nodiscard]] std::uint64_t queued_tokens() const noexcept { return queued_tokens_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t submitted() const noexcept {
+    return submitted_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t rejected() const noexcept {
+    return rejected_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t queued_tokens() const noexcept {
+    return queued_tokens_.load(std::memory_order_relaxed);
+  }
 
   // Driving thread.
   void set_now(TimeNs now) noexcept { now_.store(now.ns, std::memory_order_relaxed); }
@@ -52,42 +58,55 @@ class RequestDesk {
   TokenStore& tokens() noexcept { return tokens_; }
   [[nodiscard]] const TokenStore& tokens() const noexcept { return tokens_; }
   template <class F>
-  void drain_submitted(F&& f) noexcept { inbox_.drain(f); }
+  void drain_submitted(F&& f) noexcept {
+    inbox_.drain(f);
+  }
   template <class F>
-  void drain_cancelled(F&& f) noexcept { cancelled_.drain(f); }
-  /// The slot came out of the inbox: its record is the driving thread's now. True if it is cancelled already.
+  void drain_cancelled(F&& f) noexcept {
+    cancelled_.drain(f);
+  }
+  /// The slot came out of the inbox: its record is the driving thread's now. True if it is
+  /// cancelled already.
   bool take_over(std::uint32_t slot) noexcept {
     marks_[slot] |= kTaken;
     return (marks_[slot] & kCancelSeen) != 0U;
   }
-  /// The slot came out of the cancel inbox. False if its record has not come out of the other inbox yet.
+  /// The slot came out of the cancel inbox. False if its record has not come out of the other inbox
+  /// yet.
   bool see_cancel(std::uint32_t slot) noexcept {
     marks_[slot] |= kCancelSeen;
     return (marks_[slot] & kTaken) != 0U;
   }
   /// The prompt counts as queued until the request is first admitted or ends.
   void leave_queue(std::uint32_t slot) noexcept {
-    queued_tokens_.fetch_sub(static_cast<std::uint64_t>(records_[slot].prompt_length), std::memory_order_relaxed);
+    queued_tokens_.fetch_sub(static_cast<std::uint64_t>(records_[slot].prompt_length),
+                             std::memory_order_relaxed);
   }
   /// Its terminal event was delivered: the id is free, the slot will be after retire().
   void forget_id(std::uint32_t slot) noexcept { ids_.erase(slot); }
-  /// Frees the slot and its pages; false if a cancel() is on its way into the inbox: try again later.
+  /// Frees the slot and its pages; false if a cancel() is on its way into the inbox: try again
+  /// later.
   bool retire(std::uint32_t slot) noexcept;
 
  private:
-  [[nodiscard]] Status admissible(const Request& request, std::int64_t& prompt_length) const noexcept;
-  void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length, std::int64_t promised) noexcept;
+  [[nodiscard]] Status admissible(const Request& request,
+                                  std::int64_t& prompt_length) const noexcept;
+  void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
+            std::int64_t promised) noexcept;
   Status reject(const Status& status) noexcept {
     rejected_.fetch_add(1, std::memory_order_relaxed);
     return status;
   }
-  [[nodiscard]] std::int64_t outputs_limit(const Request& r, std::int64_t prompt_length) const noexcept {
+  [[nodiscard]] std::int64_t outputs_limit(const Request& r,
+                                           std::int64_t prompt_length) const noexcept {
     return r.max_new_tokens == kOpenEnded ? limits_.kv_limit + 1 - prompt_length : r.max_new_tokens;
   }
   [[nodiscard]] static std::int64_t num_digests(const Prompt& prompt) noexcept {
-    return min_of(static_cast<std::int64_t>(prompt.digests.size()), prompt.length / prompt.digest_unit);
+    return min_of(static_cast<std::int64_t>(prompt.digests.size()),
+                  prompt.length / prompt.digest_unit);
   }
-  [[nodiscard]] std::int64_t prompt_pages(const Request& r, std::int64_t prompt_length) const noexcept {
+  [[nodiscard]] std::int64_t prompt_pages(const Request& r,
+                                          std::int64_t prompt_length) const noexcept {
     constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
     return r.prompt.kind == PromptKind::Tokens
                ? ceil_div(prompt_length, tokens_.page_tokens())
@@ -113,27 +132,31 @@ class RequestDesk {
   std::atomic<std::uint64_t> queued_tokens_{0};
 };
 
-inline Status RequestDesk::allocate(const SchedulerConfig& config, const IntakeLimits& limits) noexcept {
+inline Status RequestDesk::allocate(const SchedulerConfig& config,
+                                    const IntakeLimits& limits) noexcept {
   limits_ = limits;
   const auto slots = static_cast<std::size_t>(config.max_live_requests);
   // A page is a multiple of the block size and of a digest, near 256 tokens.
-  const std::int64_t unit = limits.block_size % 4 == 0 ? limits.block_size : std::int64_t{4} * limits.block_size;
+  const std::int64_t unit =
+      limits.block_size % 4 == 0 ? limits.block_size : std::int64_t{4} * limits.block_size;
   const std::int64_t page_tokens = ceil_div(256, unit) * unit;
   const std::int64_t pages_per_slot = ceil_div(limits.kv_limit + 1, page_tokens) + 2;
-  const std::int64_t tokens = config.max_queued_tokens > 0
-                                  ? config.max_queued_tokens
-                                  : config.max_live_requests * min_of<std::int64_t>(limits.kv_limit + 1, 16384);
+  const std::int64_t tokens =
+      config.max_queued_tokens > 0
+          ? config.max_queued_tokens
+          : config.max_live_requests * min_of<std::int64_t>(limits.kv_limit + 1, 16384);
   // Rounding up to pages costs a request at most two pages beyond its tokens.
   const std::int64_t pages = ceil_div(tokens, page_tokens) + 2 * config.max_live_requests;
   if (pages > std::int64_t{0xFFFFFFFE}) {
     return {Errc::InvalidConfig, "max_queued_tokens", tokens, 0, "too many token pages"};
   }
-  for (const Status& s : {records_.allocate(slots, "max_live_requests"), marks_.allocate(slots, "max_live_requests"),
-                          tokens_.allocate(slots, pages, pages_per_slot, static_cast<std::int32_t>(page_tokens)),
-                          free_slots_.allocate(slots, "max_live_requests"),
-                          ids_.allocate(slots, "max_live_requests"), inbox_.allocate(slots, "max_live_requests"),
-                          cancelled_.allocate(slots, "max_live_requests"),
-                          cancel_words_.allocate(slots, "max_live_requests")}) {
+  for (const Status& s :
+       {records_.allocate(slots, "max_live_requests"), marks_.allocate(slots, "max_live_requests"),
+        tokens_.allocate(slots, pages, pages_per_slot, static_cast<std::int32_t>(page_tokens)),
+        free_slots_.allocate(slots, "max_live_requests"), ids_.allocate(slots, "max_live_requests"),
+        inbox_.allocate(slots, "max_live_requests"),
+        cancelled_.allocate(slots, "max_live_requests"),
+        cancel_words_.allocate(slots, "max_live_requests")}) {
     if (!s) {
       return s;
     }
@@ -141,11 +164,13 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config, const IntakeL
   return kOk;
 }
 
-inline Status RequestDesk::admissible(const Request& r, std::int64_t& prompt_length) const noexcept {
+inline Status RequestDesk::admissible(const Request& r,
+                                      std::int64_t& prompt_length) const noexcept {
   const bool is_tokens = r.prompt.kind == PromptKind::Tokens;
   prompt_length = is_tokens ? static_cast<std::int64_t>(r.prompt.tokens.size()) : r.prompt.length;
   if (is_tokens && r.prompt.length != 0 && r.prompt.length != prompt_length) {
-    return {Errc::InvalidArgument, "prompt.length", r.prompt.length, prompt_length, "differs from prompt.tokens"};
+    return {Errc::InvalidArgument, "prompt.length", r.prompt.length, prompt_length,
+            "differs from prompt.tokens"};
   }
   if (prompt_length == 0) {
     return {Errc::EmptyPrompt, "prompt.length", 0, 0, "a prompt needs at least one token"};
@@ -158,15 +183,16 @@ inline Status RequestDesk::admissible(const Request& r, std::int64_t& prompt_len
             "must be a positive multiple of the block size"};
   }
   if (r.max_new_tokens < 0 && r.max_new_tokens != kOpenEnded) {
-    return {Errc::InvalidArgument, "max_new_tokens", r.max_new_tokens, 0, "must be >= 0 or kOpenEnded"};
+    return {Errc::InvalidArgument, "max_new_tokens", r.max_new_tokens, 0,
+            "must be >= 0 or kOpenEnded"};
   }
   if (r.min_new_tokens < 0 || (r.max_new_tokens >= 0 && r.min_new_tokens > r.max_new_tokens)) {
     return {Errc::InvalidArgument, "min_new_tokens", r.min_new_tokens, r.max_new_tokens,
             "must be from 0 to max_new_tokens"};
   }
   if (r.num_samples != 1) {
-    return {r.num_samples < 1 ? Errc::InvalidArgument : Errc::NotSupported, "num_samples", r.num_samples, 1,
-            "this version runs one sample a request"};
+    return {r.num_samples < 1 ? Errc::InvalidArgument : Errc::NotSupported, "num_samples",
+            r.num_samples, 1, "this version runs one sample a request"};
   }
   if (r.stop_tokens.size() > kMaxStopTokens) {
     return {Errc::InvalidArgument, "stop_tokens", static_cast<std::int64_t>(r.stop_tokens.size()),
@@ -187,13 +213,16 @@ inline Status RequestDesk::admissible(const Request& r, std::int64_t& prompt_len
     }
   }
   for (const MediaSpan& span : r.media) {
-    if (span.first_position < 0 || span.length < 1 || span.length > prompt_length - span.first_position) {
-      return {Errc::InvalidArgument, "media", span.first_position, prompt_length, "a span lies outside the prompt"};
+    if (span.first_position < 0 || span.length < 1 ||
+        span.length > prompt_length - span.first_position) {
+      return {Errc::InvalidArgument, "media", span.first_position, prompt_length,
+              "a span lies outside the prompt"};
     }
   }
   // The last output needs no KV of its own.
-  const std::int64_t positions =
-      saturating_add(prompt_length, max_of<std::int64_t>(r.max_new_tokens == kOpenEnded ? 0 : r.max_new_tokens - 1, 0));
+  const std::int64_t positions = saturating_add(
+      prompt_length,
+      max_of<std::int64_t>(r.max_new_tokens == kOpenEnded ? 0 : r.max_new_tokens - 1, 0));
   if (positions > limits_.kv_limit) {
     return {Errc::CanNeverFit, "prompt.length + max_new_tokens - 1", positions, limits_.kv_limit,
             "needs more KV positions than the pool or max_context_tokens has"};
@@ -205,8 +234,8 @@ inline Status RequestDesk::admissible(const Request& r, std::int64_t& prompt_len
   const TimeNs now{max_of(now_.load(std::memory_order_relaxed), r.arrival.ns)};
   if (r.start_by < now || r.finish_by < now) {
     const bool is_start = r.start_by < now;
-    return {Errc::Expired, is_start ? "start_by" : "finish_by", is_start ? r.start_by.ns : r.finish_by.ns, now.ns,
-            "had passed at submission"};
+    return {Errc::Expired, is_start ? "start_by" : "finish_by",
+            is_start ? r.start_by.ns : r.finish_by.ns, now.ns, "had passed at submission"};
   }
   for (const Token token : r.prompt.tokens) {
     if (token < 0) {
@@ -238,13 +267,15 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
   const std::uint32_t slot = free_slots_.pop();
   if (slot == kNil) {
     tokens_.unpromise(promised);
-    return reject({Errc::QueueFull, "max_live_requests", static_cast<std::int64_t>(records_.size()) + 1,
+    return reject({Errc::QueueFull, "max_live_requests",
+                   static_cast<std::int64_t>(records_.size()) + 1,
                    static_cast<std::int64_t>(records_.size()), "too many requests are live"});
   }
   if (!ids_.insert(request.id.value, slot)) {
     free_slots_.push(slot);
     tokens_.unpromise(promised);
-    return reject({Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value), 0, "this id is alive"});
+    return reject({Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value), 0,
+                   "this id is alive"});
   }
   tokens_.add_pages(slot, 0, prompt_pages);
   fill(slot, request, prompt_length, promised);
@@ -287,7 +318,8 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
     record.cacheable = prompt_length + record.max_new;
     for (std::int64_t p = 0; p < prompt_length; p += page_tokens) {
       const std::int64_t n = min_of(page_tokens, prompt_length - p);
-      std::memcpy(tokens_.at(slot, p), r.prompt.tokens.data() + p, static_cast<std::size_t>(n) * sizeof(Token));
+      std::memcpy(tokens_.at(slot, p), r.prompt.tokens.data() + p,
+                  static_cast<std::size_t>(n) * sizeof(Token));
     }
   } else {
     constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
@@ -303,13 +335,15 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
     }
   }
   for (const MediaSpan& span : r.media) {
-    // Placeholder tokens don't tell one item from another: nothing from the first item on is shared.
+    // Placeholder tokens don't tell one item from another: nothing from the first item on is
+    // shared.
     record.cacheable = min_of(record.cacheable, span.first_position);
   }
 }
 
 inline Status RequestDesk::cancel(RequestId id) noexcept {
-  const Status not_found{Errc::NotFound, "id", static_cast<std::int64_t>(id.value), 0, "no live request has this id"};
+  const Status not_found{Errc::NotFound, "id", static_cast<std::int64_t>(id.value), 0,
+                         "no live request has this id"};
   for (;;) {
     const std::uint32_t slot = ids_.find(id.value);
     if (slot == kNil) {
@@ -331,8 +365,8 @@ inline Status RequestDesk::cancel(RequestId id) noexcept {
 }
 
 inline bool RequestDesk::retire(std::uint32_t slot) noexcept {
-  // A new generation: a cancel() that still holds the old word fails its exchange. One that has set its
-  // mark but not pushed the slot yet would meet a second push of the same slot, so wait for it.
+  // A new generation: a cancel() that still holds the old word fails its exchange. One that has set
+  // its mark but not pushed the slot yet would meet a second push of the same slot, so wait for it.
   std::uint64_t word = cancel_words_[slot].load(std::memory_order_relaxed);
   if ((word & 1U) == 0U &&
       !cancel_words_[slot].compare_exchange_strong(word, word + 2U, std::memory_order_acq_rel)) {

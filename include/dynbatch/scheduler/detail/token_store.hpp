@@ -25,8 +25,9 @@ class TokenStore {
     pages_per_slot_ = static_cast<std::size_t>(pages_per_slot);
     total_pages_ = pages;
     unpromised_.store(pages, std::memory_order_relaxed);
-    if (Status s = tokens_.allocate(static_cast<std::size_t>(pages) * static_cast<std::size_t>(page_tokens),
-                                    "max_queued_tokens");
+    if (Status s = tokens_.allocate(
+            static_cast<std::size_t>(pages) * static_cast<std::size_t>(page_tokens),
+            "max_queued_tokens");
         !s) {
       return s;
     }
@@ -46,7 +47,9 @@ class TokenStore {
     } while (!unpromised_.compare_exchange_weak(left, left - pages, std::memory_order_relaxed));
     return true;
   }
-  void unpromise(std::int64_t pages) noexcept { unpromised_.fetch_add(pages, std::memory_order_relaxed); }
+  void unpromise(std::int64_t pages) noexcept {
+    unpromised_.fetch_add(pages, std::memory_order_relaxed);
+  }
 
   /// Owner of the slot: adds promised pages so that entries [from, to) of its table exist.
   void add_pages(std::uint32_t slot, std::int64_t from, std::int64_t to) noexcept {
@@ -70,7 +73,9 @@ class TokenStore {
     unpromise(promised);
   }
 
-  [[nodiscard]] std::uint32_t* table(std::uint32_t slot) noexcept { return tables_.data() + slot * pages_per_slot_; }
+  [[nodiscard]] std::uint32_t* table(std::uint32_t slot) noexcept {
+    return tables_.data() + slot * pages_per_slot_;
+  }
   [[nodiscard]] const std::uint32_t* table(std::uint32_t slot) const noexcept {
     return tables_.data() + slot * pages_per_slot_;
   }
@@ -85,8 +90,8 @@ class TokenStore {
   [[nodiscard]] std::int64_t total_pages() const noexcept { return total_pages_; }
 
  private:
-  Buffer<Token> tokens_;           // [pages, page_tokens]
-  Buffer<std::uint32_t> tables_;   // [slots, pages_per_slot]
+  Buffer<Token> tokens_;          // [pages, page_tokens]
+  Buffer<std::uint32_t> tables_;  // [slots, pages_per_slot]
   IndexStack free_;
   std::atomic<std::int64_t> unpromised_{0};
   std::size_t pages_per_slot_ = 0;
