@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -284,6 +285,23 @@ class RecordReader {
   TraceErrc error_ = TraceErrc::None;
 };
 
+// Ties keep their order. (std::stable_sort of this standard library warns under clang.)
+void sort_by_arrival(std::vector<TraceRequest>& requests) {
+  std::vector<std::size_t> order(requests.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return requests[a].arrival_ns != requests[b].arrival_ns
+               ? requests[a].arrival_ns < requests[b].arrival_ns
+               : a < b;
+  });
+  std::vector<TraceRequest> sorted;
+  sorted.reserve(requests.size());
+  for (const std::size_t i : order) {
+    sorted.push_back(requests[i]);
+  }
+  requests.swap(sorted);
+}
+
 constexpr std::size_t kAbsent = SIZE_MAX;
 
 struct Columns {
@@ -469,9 +487,7 @@ class Parser {
   void finish() {
     std::vector<TraceRequest>& requests = result_.trace.requests;
     if (options_.order == TraceOrder::Lenient) {
-      std::stable_sort(
-          requests.begin(), requests.end(),
-          [](const TraceRequest& a, const TraceRequest& b) { return a.arrival_ns < b.arrival_ns; });
+      sort_by_arrival(requests);
     }
     if (columns_.is_azure && !requests.empty()) {
       const std::int64_t first = requests.front().arrival_ns;
