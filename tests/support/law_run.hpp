@@ -144,7 +144,7 @@ class LawRun {
     budget_.emplace(TokenBudgetSizer::Config{.budget = kBudget});
     dynamic_.emplace(DynamicSizer::Config{});
     equal_.emplace(EqualTokens::Config{.parts = 3, .min_tokens = 2});
-    const std::int64_t blocks = mix_.pressure == 0 ? 256 : 24;
+    const std::int64_t blocks = mix_.pressure == 0 ? 1100 : 24;
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
     FcfsAdmission::Config admission;
@@ -368,6 +368,10 @@ class LawRun {
     if (plan.num_tokens() > limits[mix_.sizer]) {
       fail("a plan exceeds the sizer's tokens");
     }
+    if (mix_.sizer == 1 && plan.chunks.size() > 5) {
+      fail("law 4: more sequences than the sizer allows");
+    }
+    check_waits(plan, limits[mix_.sizer]);
     if (!in_flight_.empty() && !capabilities().future_tokens) {
       for (const Chunk& c : plan.chunks) {
         for (const StepPlan* other : in_flight_) {
@@ -377,6 +381,44 @@ class LawRun {
             }
           }
         }
+      }
+    }
+  }
+
+  /// Law 6: over non-empty plans nobody who runs is left out more than K times in a row. Checked where
+  /// neither memory, faults nor other plans in flight take a sequence out, and the step size is fixed.
+  void check_waits(const StepPlan& plan, std::int64_t max_tokens) {
+    if (mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 || mix_.host != 0 || mix_.sizer == 3) {
+      return;
+    }
+    events_.drain(*scheduler_);
+    for (const Chunk& c : plan.chunks) {
+      const ToyRequest& r = requests_[c.user_data];
+      const std::int64_t prompt = r.request.prompt.kind == PromptKind::Tokens
+                                      ? static_cast<std::int64_t>(r.prompt.size())
+                                      : r.request.prompt.length;
+      waits_[c.user_data] = {-1, std::max<std::int64_t>(1, prompt - c.context_length)};
+    }
+    std::int64_t wanted = 0;
+    for (auto it = waits_.begin(); it != waits_.end();) {
+      const auto record = events_.records.find(it->first);
+      const bool is_gone =
+          record != events_.records.end() &&
+          (record->second.terminals > 0 || record->second.preemptions != preemptions_[it->first]);
+      if (is_gone) {
+        preemptions_[it->first] = record->second.preemptions;
+        it = waits_.erase(it);
+        continue;
+      }
+      wanted += it->second.wanted;
+      ++it->second.skipped;
+      ++it;
+    }
+    const std::int64_t bound = (wanted + max_tokens - 1) / max_tokens + 1;
+    for (const auto& [tag, wait] : waits_) {
+      if (wait.skipped > bound) {
+        fail("law 6: request " + std::to_string(tag) + " was left out " + std::to_string(wait.skipped) +
+             " times in a row, bound " + std::to_string(bound));
       }
     }
   }
@@ -536,6 +578,12 @@ class LawRun {
   std::uint64_t digest_ = 0;
   std::int64_t plans_ = 0;
   std::int64_t kv_limit_ = 0;
+  struct Wait {
+    std::int64_t skipped = 0;
+    std::int64_t wanted = 1;
+  };
+  std::map<std::uint64_t, Wait> waits_;  // running, by tag
+  std::map<std::uint64_t, std::int64_t> preemptions_;
   int done_ = 0;
   bool paused_ = false;
 };

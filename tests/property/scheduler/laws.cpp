@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Laws 1-5, 7, 10 and 11 over a pairwise cover of the shipped policies, hosts and faults.
+/// Laws 1 to 7, 10, 11 and 12 over a pairwise cover of the shipped policies, hosts and faults.
 #include "law_run.hpp"
 
 #include <catch2/catch.hpp>
