@@ -357,22 +357,29 @@ class PrefixIndex {
     }
     return Hash{}(static_cast<const std::int32_t*>(content), bytes / sizeof(std::int32_t));
   }
+  // Everything goes through Hash, so that with a constant one only comparisons decide.
+  template <std::size_t kCount>
+  [[nodiscard]] static std::uint64_t hash_of(const std::uint64_t (&values)[kCount]) noexcept {
+    std::int32_t words[2 * kCount];
+    std::memcpy(words, values, sizeof(words));
+    return Hash{}(words, 2 * kCount);
+  }
   [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept {
     const CacheScope& s = root.scope;
-    std::uint64_t h =
-        combine64(s.model_epoch, (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) |
-                                     (root.is_digest ? 4U : 0U));
-    if (s.has_tenant_salt) {
-      h = combine64(h, s.tenant_salt);
-    }
-    if (s.has_adapter) {
-      h = combine64(combine64(h, s.adapter_id), s.adapter_version);
-    }
-    return combine64(h, content_hash(content, bytes_of(root.is_digest)));
+    const std::uint64_t fields[] = {
+        s.model_epoch,
+        s.has_tenant_salt ? s.tenant_salt : 0,
+        s.has_adapter ? s.adapter_id : 0,
+        s.has_adapter ? s.adapter_version : 0,
+        (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) | (root.is_digest ? 4U : 0U),
+        content_hash(content, bytes_of(root.is_digest))};
+    return hash_of(fields);
   }
   [[nodiscard]] std::uint64_t child_key(PrefixNode parent, const void* content,
                                         bool is_digest) const noexcept {
-    return combine64(at(parent.value).id, content_hash(content, bytes_of(is_digest)));
+    const std::uint64_t fields[] = {at(parent.value).id,
+                                    content_hash(content, bytes_of(is_digest))};
+    return hash_of(fields);
   }
 
   [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content,

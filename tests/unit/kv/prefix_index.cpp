@@ -104,8 +104,8 @@ TEST_CASE("PrefixIndex never finds what is left below a removed or renamed prefi
   CHECK(f.index.block_of(f.index.find_child(root, kB, false)) == BlockId{4});
 }
 
-TEST_CASE("PrefixIndex keeps digests and tokens apart") {
-  Fixture<> f;
+TEMPLATE_TEST_CASE("PrefixIndex keeps digests and tokens apart", "", WordHash, ConstantHash) {
+  Fixture<PrefixIndex<TestType>> f;
   f.insert(0, kNoNode, kA);
   PrefixRoot digest{};
   digest.is_digest = true;

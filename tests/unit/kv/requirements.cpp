@@ -96,8 +96,9 @@ TEST_CASE("R13 each physical block is counted once") {
   CHECK(pool.check().is_ok());
 }
 
-TEST_CASE("R15 each part of the scope separates, absent differs from empty") {
-  auto pool = make_pool(100, 16);
+TEMPLATE_TEST_CASE("R15 each part of the scope separates, absent differs from empty", "", WordHash,
+                   Always42) {
+  auto pool = make_pool<BlockPool<Lru, TestType>>(100, 16);
   const auto tokens = count_from(0, 32);
   const auto hits = [&](CacheScope scope) {
     return pool.match(Content(tokens, 16, scope).view(), 32).num_blocks;
