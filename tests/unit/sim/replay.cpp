@@ -229,7 +229,7 @@ TEST_CASE("shared prefixes are found in the cache", "[sim][replay]") {
   CHECK(run_policy("chunked", small_trace(300, 6), ReplayConfig{}).totals.prefix_hit_tokens == 0);
 }
 
-TEST_CASE("max_new hides the output length and cuts only when asked", "[sim][replay]") {
+TEST_CASE("the output limit hides the output length and cuts only when asked", "[sim][replay]") {
   Trace trace = small_trace(20, 7);
   trace.requests[3].output_tokens = 9'000;
   ReplayConfig config;
