@@ -141,12 +141,14 @@ class BlockPool {
       }
       BlockId* out = matched_.data() + found;
       std::int64_t idle = 0;
-      found += run;
-      for (; run > 0; --run, ++first.value, ++out) {
-        *out = index_.block_of(first);
-        idle += store_.references(*out) == 0 ? 1 : 0;
-        newest = max_of(newest, index_.plan_of(*out).value);
+      for (std::int64_t i = 0; i < run; ++i, ++first.value) {
+        out[i] = index_.block_of(first);
+        idle += store_.references(out[i]) == 0 ? 1 : 0;
       }
+      for (std::int64_t i = 0; i < run && has_pending(); ++i) {
+        newest = max_of(newest, index_.plan_of(out[i]).value);
+      }
+      found += run;
       result.idle_blocks += idle;
     }
     num_matched_ = found;
@@ -178,7 +180,8 @@ class BlockPool {
       store_.add_reference(table[i]);
     }
     RowState& r = state_of(row);
-    r = {match.num_blocks, match.num_blocks, match.num_blocks};
+    const auto blocks = static_cast<std::int32_t>(match.num_blocks);
+    r = {blocks, blocks, blocks, kNoNode, {}};
     ++state_;
     return true;
   }
@@ -190,7 +193,7 @@ class BlockPool {
       return false;
     }
     RowState& r = state_of(row);
-    if (tokens <= r.length * config_.block_size) {
+    if (tokens <= capacity(r)) {
       return true;
     }
     const std::int64_t wanted = ceil_div(tokens, config_.block_size);
@@ -199,7 +202,7 @@ class BlockPool {
       return false;
     }
     take_blocks({table_of(row) + r.length, static_cast<std::size_t>(wanted - r.length)});
-    r.length = wanted;
+    r.length = static_cast<std::int32_t>(wanted);
     ++state_;
     return true;
   }
@@ -212,17 +215,20 @@ class BlockPool {
       return;
     }
     RowState& r = state_of(row);
-    if (tokens < (r.num_published + 1) * config_.block_size) {
+    if (tokens < (std::int64_t{r.num_published} + 1) * config_.block_size) {
       return;
     }
-    const std::int64_t end = min_of(num_shareable_blocks(content, tokens), r.length);
+    const std::int64_t end = min_of<std::int64_t>(num_shareable_blocks(content, tokens), r.length);
     if (end <= r.num_published) {
       return;
     }
     const BlockId* table = table_of(row);
     PrefixNode node = kNoNode;
     if (r.num_published != 0) {
-      node = index_.node_of(table[r.num_published - 1]);
+      // The row's own note saves two cache misses; it is void once the node's identity changes.
+      node = r.tail != kNoNode && index_.is_alive(r.tail, r.tail_id)
+                 ? r.tail
+                 : index_.node_of(table[r.num_published - 1]);
       if (node == kNoNode) {
         return;  // Withdrawn: nothing may be found below it.
       }
@@ -231,17 +237,12 @@ class BlockPool {
     ContentCursor cursor(content, config_.block_size, r.num_published);
     for (; r.num_published < end; ++r.num_published) {
       const BlockId block = table[r.num_published];
-      if (is_indexed(block)) {
-        break;  // Acquired behind a block that was withdrawn: it belongs to another path.
-      }
-      if (index_.is_withdrawn(block)) {
-        if (store_.references(block) != 1) {
-          break;  // Readers of what it held before haven't left it.
-        }
-        unmark_withdrawn(block);
+      if (!index_.is_blank(block) && !make_blank(block)) {
+        break;
       }
       node = index_.insert(block, node, root, cursor.next(), plan);
     }
+    note_tail(r, node);
     ++state_;
   }
 
@@ -253,16 +254,17 @@ class BlockPool {
     }
     RowState& r = state_of(row);
     const std::int64_t kept = max_of<std::int64_t>(tokens, 0);
-    if (kept >= r.length * config_.block_size) {
+    if (kept >= capacity(r)) {
       return;
     }
-    const std::int64_t length = ceil_div(kept, config_.block_size);
+    const auto length = static_cast<std::int32_t>(ceil_div(kept, config_.block_size));
     drop_blocks(row, length);
     if (kept % config_.block_size != 0 && r.num_published == length) {
       const BlockId block = table_of(row)[length - 1];
       if (is_indexed(block) && store_.references(block) == 1) {
         leave_index(block);
         r.num_published = length - 1;
+        r.tail = kNoNode;
         r.num_acquired = min_of(r.num_acquired, length - 1);
       }
     }
@@ -312,8 +314,8 @@ class BlockPool {
     const std::int64_t first = max_of<std::int64_t>(tokens, 0) / config_.block_size;
     std::int64_t withdrawn = 0;
     const BlockId* table = table_of(row);
-    std::int64_t published = r.num_published;
-    for (std::int64_t i = r.num_published - 1; i >= first; --i) {
+    std::int32_t published = r.num_published;
+    for (std::int32_t i = r.num_published - 1; i >= first; --i) {
       const BlockId block = table[i];
       const PrefixNode node = index_.node_of(block);
       if (node == kNoNode) {
@@ -336,6 +338,7 @@ class BlockPool {
       ++withdrawn;
     }
     r.num_published = published;
+    r.tail = kNoNode;
     ++state_;
     return withdrawn;
   }
@@ -430,10 +433,13 @@ class BlockPool {
   }
 
  private:
+  // All zero but `tail`, which then isn't read: an empty row.
   struct RowState {
-    std::int64_t length;         // Blocks in the table.
-    std::int64_t num_acquired;   // Leading blocks that came from the cache.
-    std::int64_t num_published;  // Leading blocks that were entered in the index.
+    std::int32_t length;         // Blocks in the table.
+    std::int32_t num_acquired;   // Leading blocks that came from the cache.
+    std::int32_t num_published;  // Leading blocks that were entered in the index.
+    PrefixNode tail;             // Node of the last published block, or kNoNode: not noted.
+    PrefixId tail_id;
   };
 
   // Walks the content block by block; a block never straddles two pages.
@@ -496,12 +502,20 @@ class BlockPool {
     return tables_.data() +
            static_cast<std::size_t>(row.value) * static_cast<std::size_t>(max_blocks_per_row_);
   }
+  [[nodiscard]] std::int64_t capacity(const RowState& r) const noexcept {
+    return std::int64_t{r.length} * config_.block_size;
+  }
+  void note_tail(RowState& r, PrefixNode node) noexcept {
+    r.tail = node;
+    r.tail_id = node == kNoNode ? PrefixId{} : index_.id_of(node);
+  }
   [[nodiscard]] bool is_indexed(BlockId block) const noexcept {
     return config_.prefix_caching && index_.node_of(block) != kNoNode;
   }
   [[nodiscard]] bool is_pending(BlockId block) const noexcept {
-    return index_.plan_of(block).value > settled_;
+    return has_pending() && index_.plan_of(block).value > settled_;
   }
+  [[nodiscard]] bool has_pending() const noexcept { return index_.newest_plan().value > settled_; }
 
   // Leading blocks of the content that lie in its first `tokens` and that may be shared.
   [[nodiscard]] std::int64_t num_shareable_blocks(const SequenceContentView& content,
@@ -537,6 +551,18 @@ class BlockPool {
     evictions_ += n;
   }
 
+  // A block about to be published that is marked or still holds a prefix. False: leave it.
+  bool make_blank(BlockId block) noexcept {
+    if (!index_.is_withdrawn(block)) {
+      return false;  // Acquired behind a block that was withdrawn: it belongs to another path.
+    }
+    if (store_.references(block) != 1) {
+      return false;  // Readers of what it held before haven't left it.
+    }
+    unmark_withdrawn(block);
+    return true;
+  }
+
   void leave_index(BlockId block) noexcept { index_.remove(block); }
   void unmark_withdrawn(BlockId block) noexcept {
     index_.unmark_withdrawn(block);
@@ -544,10 +570,10 @@ class BlockPool {
   }
 
   // Shortens a table; the tail is dropped first, so that it is evicted before the head.
-  void drop_blocks(Row row, std::int64_t length) noexcept {
+  void drop_blocks(Row row, std::int32_t length) noexcept {
     RowState& r = state_of(row);
     const BlockId* table = table_of(row);
-    for (std::int64_t i = r.length - 1; i >= length; --i) {
+    for (std::int32_t i = r.length - 1; i >= length; --i) {
       const BlockId block = table[i];
       if (store_.references(block) > 1 || !config_.prefix_caching) {
         store_.drop_reference(block, false);
@@ -564,7 +590,10 @@ class BlockPool {
     }
     r.length = length;
     r.num_acquired = min_of(r.num_acquired, length);
-    r.num_published = min_of(r.num_published, length);
+    if (r.num_published > length) {
+      r.num_published = length;
+      r.tail = kNoNode;
+    }
   }
 
   Config config_{};
@@ -605,6 +634,10 @@ Status BlockPool<Eviction, Hash>::check() const noexcept {
     if (r.length < 0 || r.length > max_blocks_per_row_ || r.num_published > r.length ||
         r.num_acquired > r.length) {
       return {Errc::InternalError, "row", i, r.length, "a row's counters contradict each other"};
+    }
+    if (r.num_published != 0 && r.tail != kNoNode && index_.is_alive(r.tail, r.tail_id) &&
+        index_.node_of(table(0, Row{i})[static_cast<std::size_t>(r.num_published) - 1]) != r.tail) {
+      return {Errc::InternalError, "row", i, r.tail.value, "a row's note of its tail is wrong"};
     }
     for (const BlockId block : table(0, Row{i})) {
       if (block.value < 0 || block.value >= used) {

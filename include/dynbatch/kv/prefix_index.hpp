@@ -101,8 +101,10 @@ class PrefixIndex {
     first_unused_ = 0;
     free_node_ = -1;
     num_nodes_ = 0;
+    newest_plan_ = 0;
     num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
     Status s = entries_.allocate(n, "num_blocks");
+    s = s ? plans_.allocate(n, "num_blocks") : s;
     s = s ? nodes_.allocate(n, "num_blocks") : s;
     s = s ? hashed_.allocate(n, "num_blocks") : s;
     s = s ? roots_.allocate(n, "num_blocks") : s;
@@ -145,16 +147,18 @@ class PrefixIndex {
     PrefixNode node =
         parent == kNoNode ? find_root(root, content) : find_child(parent, content, root.is_digest);
     Entry& e = entry(block);
+    plans_.data()[block.value] = plan.value;
+    newest_plan_ = max_of(newest_plan_, plan.value);
     if (node == kNoNode) {
       node = create(parent, root, content);
       at(node).block = block.value;
-      e = {plan.value, node.value + 1, block.value, block.value};
+      e = {node.value + 1, block.value, block.value};
       announce(KvEventKind::Stored, node);
     } else {
       // Behind the others: the oldest holder stands for the prefix.
       const std::int32_t first = at(node).block;
       const std::int32_t last = entries_.data()[first].ring_prev;
-      e = {plan.value, node.value + 1, last, first};
+      e = {node.value + 1, last, first};
       entries_.data()[last].ring_next = block.value;
       entries_.data()[first].ring_prev = block.value;
     }
@@ -194,14 +198,25 @@ class PrefixIndex {
     return entries_.data()[block.value].node_plus_one == kWithdrawn;
   }
 
+  /// True if a block holds no prefix and isn't marked.
+  [[nodiscard]] bool is_blank(BlockId block) const noexcept {
+    return entries_.data()[block.value].node_plus_one == 0;
+  }
+  /// True while `node` has this identity.
+  [[nodiscard]] bool is_alive(PrefixNode node, PrefixId id) const noexcept {
+    return at(node.value).id == id.value;
+  }
+
   /// The node whose prefix a block holds, or kNoNode.
   [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
     return {max_of(entries_.data()[block.value].node_plus_one, 0) - 1};
   }
   /// The plan that writes a block.
   [[nodiscard]] PlanId plan_of(BlockId block) const noexcept {
-    return {entries_.data()[block.value].plan};
+    return {plans_.data()[block.value]};
   }
+  /// The newest plan that any block was entered with.
+  [[nodiscard]] PlanId newest_plan() const noexcept { return {newest_plan_}; }
   /// The block that stands for a prefix: its oldest holder.
   [[nodiscard]] BlockId block_of(PrefixNode node) const noexcept { return {at(node.value).block}; }
   /// True while some block holds the node's prefix.
@@ -310,7 +325,6 @@ class PrefixIndex {
 
   // Of a block. All zero: in no ring.
   struct Entry {
-    std::uint64_t plan;
     std::int32_t node_plus_one;
     std::int32_t ring_prev;
     std::int32_t ring_next;
@@ -358,28 +372,28 @@ class PrefixIndex {
     return Hash{}(static_cast<const std::int32_t*>(content), bytes / sizeof(std::int32_t));
   }
   // Everything goes through Hash, so that with a constant one only comparisons decide.
-  template <std::size_t kCount>
-  [[nodiscard]] static std::uint64_t hash_of(const std::uint64_t (&values)[kCount]) noexcept {
-    std::int32_t words[2 * kCount];
+  [[nodiscard]] static std::uint64_t combine(std::uint64_t seed, std::uint64_t value) noexcept {
+    const std::uint64_t values[2] = {seed, value};
+    std::int32_t words[4];
     std::memcpy(words, values, sizeof(words));
-    return Hash{}(words, 2 * kCount);
+    return Hash{}(words, 4);
   }
   [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept {
     const CacheScope& s = root.scope;
-    const std::uint64_t fields[] = {
-        s.model_epoch,
-        s.has_tenant_salt ? s.tenant_salt : 0,
-        s.has_adapter ? s.adapter_id : 0,
-        s.has_adapter ? s.adapter_version : 0,
-        (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) | (root.is_digest ? 4U : 0U),
-        content_hash(content, bytes_of(root.is_digest))};
-    return hash_of(fields);
+    std::uint64_t key =
+        combine(s.model_epoch, (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) |
+                                   (root.is_digest ? 4U : 0U));
+    if (s.has_tenant_salt) {
+      key = combine(key, s.tenant_salt);
+    }
+    if (s.has_adapter) {
+      key = combine(combine(key, s.adapter_id), s.adapter_version);
+    }
+    return combine(key, content_hash(content, bytes_of(root.is_digest)));
   }
   [[nodiscard]] std::uint64_t child_key(PrefixNode parent, const void* content,
                                         bool is_digest) const noexcept {
-    const std::uint64_t fields[] = {at(parent.value).id,
-                                    content_hash(content, bytes_of(is_digest))};
-    return hash_of(fields);
+    return combine(at(parent.value).id, content_hash(content, bytes_of(is_digest)));
   }
 
   [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content,
@@ -495,6 +509,7 @@ class PrefixIndex {
   }
 
   Buffer<Entry> entries_;           // [num_blocks]
+  Buffer<std::uint64_t> plans_;     // [num_blocks]; apart, as it matters only while plans run
   Buffer<Node> nodes_;              // [num_blocks]
   Buffer<Hashed> hashed_;           // [num_blocks], by node
   Buffer<PrefixRoot> roots_;        // [num_blocks], by node; written for roots only
@@ -505,6 +520,7 @@ class PrefixIndex {
   std::size_t content_bytes_ = 0;
   std::uint64_t num_buckets_ = 0;
   std::uint64_t last_id_ = 0;
+  std::uint64_t newest_plan_ = 0;
   std::int64_t num_nodes_ = 0;
   std::int32_t first_unused_ = 0;
   std::int32_t free_node_ = -1;
