@@ -271,11 +271,43 @@ class BlockPool {
     ++state_;
   }
 
-  /// NotSupported.
+  /// Makes the empty row `to` share the first `tokens` positions of `from`: whole blocks by
+  /// reference; for a rest `to` gets a block of its own, whose first `tokens` mod block_size
+  /// tokens the caller has the host copy before anything is written. O(blocks). Errors:
+  /// InvalidArgument (a row, or more tokens than `from` has), QueueFull (no block for the rest);
+  /// nothing changes then.
   [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept {
-    static_cast<void>(from);
-    static_cast<void>(to);
-    return {Errc::NotSupported, "fork", tokens, 0, "this pool can't fork a row"};
+    if (!is_row(from) || !is_row(to) || from == to || state_of(to).length != 0) {
+      return {Errc::InvalidArgument, "row", to.value, max_rows_, "needs two rows, the second empty"};
+    }
+    const RowState& parent = state_of(from);
+    if (tokens < 0 || tokens > parent.length * config_.block_size) {
+      return {Errc::InvalidArgument, "tokens", tokens, parent.length * config_.block_size,
+              "more than the row holds"};
+    }
+    const auto whole = static_cast<std::int32_t>(tokens / config_.block_size);
+    const bool has_rest = tokens % config_.block_size != 0;
+    if (has_rest && store_.num_available() == 0) {
+      return {Errc::QueueFull, "blocks", 1, 0, "no block for the rest of the fork"};
+    }
+    const BlockId* source = table_of(from);
+    BlockId* target = table_of(to);
+    for (std::int32_t i = 0; i < whole; ++i) {
+      target[i] = source[i];
+      store_.add_reference(target[i]);
+    }
+    RowState& child = state_of(to);
+    child = RowState{};
+    child.length = whole;
+    child.num_acquired = whole;
+    child.num_published = min_of(whole, parent.num_published);
+    child.tail = kNoNode;
+    if (has_rest) {
+      target[whole] = take_block();
+      child.length = whole + 1;
+    }
+    ++state_;
+    return kOk;
   }
 
   /// Drops all references of a row, the last block first. Blocks still pending that nobody else

@@ -47,57 +47,85 @@ struct Continuation {
 /// A view of a step's results. token_begin is a CSR over the plan's samples: sample s of the plan
 /// produced tokens [token_begin[s], token_begin[s + 1]).
 struct StepResult {
-  std::span<const Outcome> outcomes{};          ///< [chunks]; empty = all Ok.
+  std::span<const Outcome> outcomes{  bool is_overfull = false;  ///< The buffer behind it was too small: it is refused.
+};          ///< [chunks]; empty = all Ok.
   std::span<const std::int32_t> token_begin{};  ///< [num_samples + 1]; empty = one token a sample.
   std::span<const Token> tokens{};
   std::span<const Continuation> continuations{};
   std::span<const std::uint32_t>
       expert_counts{};    ///< [num_layers, num_experts] row-major, or empty.
+  std::span<const std::int32_t> draft_begin{};  ///< [num_samples + 1] CSR over drafts, or empty.
+  std::span<const Token> drafts{};  ///< Proposals for the next step of each sample's sequence.
   DurationNs measured{};  ///< completion - max(launch, previous completion); 0 = unknown.
 };
 
-/// Owns the storage of a StepResult; allocated once for the largest plan.
+/// Owns the storage of a StepResult; allocated once for the largest plan. What does not fit is not
+/// stored, and commit() then refuses the result.
 class StepResultBuffer {
  public:
-  /// Room for `max_chunks` outcomes, `max_samples` samples with `max_tokens` tokens in all.
-  Status allocate(std::int64_t max_chunks, std::int64_t max_samples,
-                  std::int64_t max_tokens) noexcept {
-    if (Status s = outcomes_.allocate(static_cast<std::size_t>(max_chunks), "max_chunks"); !s) {
-      return s;
+  /// Room for `max_chunks` outcomes and `max_samples` samples with `max_tokens` tokens and
+  /// `max_drafts` proposed drafts in all.
+  Status allocate(std::int64_t max_chunks, std::int64_t max_samples, std::int64_t max_tokens,
+                  std::int64_t max_drafts = 0) noexcept {
+    for (const Status& s :
+         {outcomes_.allocate(static_cast<std::size_t>(max_chunks), "max_chunks"),
+          begin_.allocate(static_cast<std::size_t>(max_samples) + 1, "max_samples"),
+          tokens_.allocate(static_cast<std::size_t>(max_tokens), "max_tokens"),
+          draft_begin_.allocate(static_cast<std::size_t>(max_samples) + 1, "max_samples"),
+          drafts_.allocate(static_cast<std::size_t>(max_drafts), "max_drafts")}) {
+      if (!s) {
+        return s;
+      }
     }
-    if (Status s = begin_.allocate(static_cast<std::size_t>(max_samples) + 1, "max_samples"); !s) {
-      return s;
-    }
-    return tokens_.allocate(static_cast<std::size_t>(max_tokens), "max_tokens");
+    return kOk;
   }
 
   /// Begins the result of `plan`: every outcome Ok, no token yet.
   void reset(const StepPlan& plan) noexcept {
-    outcomes_.resize(plan.chunks.size());
+    is_overfull_ = plan.chunks.size() > outcomes_.capacity() || begin_.capacity() == 0;
+    outcomes_.resize(is_overfull_ ? 0 : plan.chunks.size());
     for (Outcome& outcome : outcomes_) {
       outcome = Outcome{};
     }
     begin_.clear();
-    begin_.push_back(0);
+    draft_begin_.clear();
+    if (!is_overfull_) {
+      begin_.push_back(0);
+      draft_begin_.push_back(0);
+    }
     tokens_.clear();
+    drafts_.clear();
     measured_ = {};
     expert_counts_ = {};
   }
 
   /// Adds the next sample's single token; samples are filled in plan order.
-  void add_sample(Token token) noexcept {
-    tokens_.push_back(token);
-    begin_.push_back(static_cast<std::int32_t>(tokens_.size()));
-  }
-  /// Adds the next sample's tokens: accepted drafts and the one after them. Empty for a chunk that
-  /// did not run.
-  void add_sample(std::span<const Token> tokens) noexcept {
+  void add_sample(Token token) noexcept { add_sample(std::span<const Token>(&token, 1)); }
+  /// Adds the next sample's tokens: accepted drafts and the one after them; empty for a chunk that
+  /// did not run. `drafts` are proposals for the sequence's next step; the scheduler takes as many
+  /// as fit.
+  void add_sample(std::span<const Token> tokens, std::span<const Token> drafts = {}) noexcept {
+    if (begin_.size() == begin_.capacity() || tokens.size() > tokens_.capacity() - tokens_.size() ||
+        drafts.size() > drafts_.capacity() - drafts_.size()) {
+      is_overfull_ = true;
+      return;
+    }
     for (const Token token : tokens) {
       tokens_.push_back(token);
     }
+    for (const Token token : drafts) {
+      drafts_.push_back(token);
+    }
     begin_.push_back(static_cast<std::int32_t>(tokens_.size()));
+    draft_begin_.push_back(static_cast<std::int32_t>(drafts_.size()));
   }
-  void set_outcome(std::size_t chunk, Outcome outcome) noexcept { outcomes_[chunk] = outcome; }
+  void set_outcome(std::size_t chunk, Outcome outcome) noexcept {
+    if (chunk < outcomes_.size()) {
+      outcomes_[chunk] = outcome;
+    } else {
+      is_overfull_ = true;
+    }
+  }
   void set_measured(DurationNs measured) noexcept { measured_ = measured; }
   void set_expert_counts(std::span<const std::uint32_t> counts) noexcept {
     expert_counts_ = counts;
@@ -108,8 +136,13 @@ class StepResultBuffer {
     result.outcomes = outcomes_.span();
     result.token_begin = begin_.span();
     result.tokens = tokens_.span();
+    if (!drafts_.empty()) {
+      result.draft_begin = draft_begin_.span();
+      result.drafts = drafts_.span();
+    }
     result.expert_counts = expert_counts_;
     result.measured = measured_;
+    result.is_overfull = is_overfull_;
     return result;
   }
 
@@ -117,8 +150,11 @@ class StepResultBuffer {
   FixedVector<Outcome> outcomes_;
   FixedVector<std::int32_t> begin_;
   FixedVector<Token> tokens_;
+  FixedVector<std::int32_t> draft_begin_;
+  FixedVector<Token> drafts_;
   std::span<const std::uint32_t> expert_counts_{};
   DurationNs measured_{};
+  bool is_overfull_ = false;
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -12,6 +12,10 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Most named resources a scheduler can bound.
 inline constexpr std::size_t kMaxResources = 4;
+/// Most draft tokens a sequence may carry in one step.
+inline constexpr std::int32_t kMaxDrafts = 64;
+/// Most samples of one request.
+inline constexpr std::int32_t kMaxSamples = 64;
 /// Most plans that may be in flight.
 inline constexpr std::int32_t kMaxPlansInFlight = 8;
 
@@ -26,6 +30,8 @@ struct SchedulerConfig {
   std::int64_t max_context_tokens = 0;
   /// Plans not yet settled; 1..kMaxPlansInFlight.
   std::int32_t max_plans_in_flight = 1;
+  /// Most draft tokens a sequence may carry in one step; 0 = drafts are ignored; at most kMaxDrafts.
+  std::int32_t max_draft_tokens = 0;
   /// How often a request's chunk may fail or be lost before the request fails; >= 0.
   std::int32_t max_retries = 2;
   /// Caps of the host's named resources (ResourceNeed::resource is the index); 0 = not offered.
@@ -47,6 +53,10 @@ struct SchedulerConfig {
     if (max_plans_in_flight < 1 || max_plans_in_flight > kMaxPlansInFlight) {
       return {Errc::InvalidConfig, "max_plans_in_flight", max_plans_in_flight, kMaxPlansInFlight,
               "must be from 1 to 8"};
+    }
+    if (max_draft_tokens < 0 || max_draft_tokens > kMaxDrafts) {
+      return {Errc::InvalidConfig, "max_draft_tokens", max_draft_tokens, kMaxDrafts,
+              "must be from 0 to 64"};
     }
     if (max_retries < 0) {
       return {Errc::InvalidConfig, "max_retries", max_retries, 0, "must not be negative"};

@@ -77,7 +77,9 @@ class SchedulerCore {
   [[nodiscard]] const Policies& policies() const noexcept { return policies_; }
   [[nodiscard]] Status check() const noexcept;
   Status make_result(StepResultBuffer& buffer) const noexcept {
-    return buffer.allocate(caps_.max_sequences, caps_.max_sequences, caps_.max_sequences);
+    return buffer.allocate(caps_.max_sequences, caps_.max_sequences,
+                           caps_.max_sequences * (1 + config_.max_draft_tokens),
+                           caps_.max_sequences * config_.max_draft_tokens);
   }
 
  private:
@@ -101,6 +103,10 @@ class SchedulerCore {
   void set_deadline(std::uint32_t slot) noexcept;
   void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
                    TimeNs now) noexcept;
+  void finish_sequence(std::uint32_t slot, FinishReason reason, TimeNs now) noexcept;
+  void end_sequence(std::uint32_t slot, FinishReason reason, TimeNs now) noexcept;
+  void close_request(std::uint32_t root, EventKind kind, FinishReason reason, Errc error,
+                     TimeNs now) noexcept;
 
   // core_rows.hpp
   std::int32_t take_row(std::uint32_t slot) noexcept;
@@ -123,6 +129,17 @@ class SchedulerCore {
                             Budget& budget) noexcept;
   void plan_prefills(PlanRecord& record, Budget& budget) noexcept;
   void admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept;
+  /// The tokens of a plan's samples.
+  struct SampleTokens {
+    const Token* tokens;
+    const std::int32_t* begin;  // CSR over the samples; nullptr = one token each
+    [[nodiscard]] std::span<const Token> of(std::int32_t sample) const noexcept {
+      return begin == nullptr
+                 ? std::span<const Token>(tokens + sample, 1)
+                 : std::span<const Token>(tokens + begin[sample],
+                                          static_cast<std::size_t>(begin[sample + 1] - begin[sample]));
+    }
+  };
   enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
   Admit try_admit(PlanRecord& record, std::uint32_t slot, const BatchLimits& limits, Budget& budget,
                   WaitCause& cause) noexcept;
@@ -138,7 +155,8 @@ class SchedulerCore {
   void plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
                          const Composition& composition, Budget& budget) noexcept;
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
-    return r.in_flight == 0 || (caps_.future_tokens && !r.sync_decode && !r.is_stale);
+    return r.in_flight == 0 ||
+           (caps_.future_tokens && !r.sync_decode && !r.is_stale && r.draft_tokens == 0);
   }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
     return block_size_ == 0 ? 0
@@ -153,7 +171,9 @@ class SchedulerCore {
   }
   void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens,
                       Budget& budget) noexcept;
-  void append_decode(PlanRecord& record, std::int32_t row) noexcept;
+  std::int32_t append_decode(PlanRecord& record, std::int32_t row, std::int64_t budget) noexcept;
+  [[nodiscard]] std::int32_t drafts_that_fit(std::int32_t row, std::int64_t budget) noexcept;
+  void emit_copies(PlanRecord& record) noexcept;
   std::int32_t append_plain_decodes(PlanRecord& record, std::int32_t index, std::int32_t end,
                                     std::int64_t& budget) noexcept;
   void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
@@ -173,9 +193,20 @@ class SchedulerCore {
                     StepFeedback& feedback) noexcept;
   void settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now,
                     StepFeedback& feedback) noexcept;
-  void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const Token* token, TimeNs now,
-                    StepFeedback& feedback) noexcept;
+  void settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const SampleTokens& samples,
+                    std::int32_t kept, TimeNs now, StepFeedback& feedback) noexcept;
+  void settle_drafted(const Chunk& chunk, std::span<const Token> tokens, TimeNs now,
+                      StepFeedback& feedback) noexcept;
+  void take_drafts(const PlanRecord& record, const StepResult& result) noexcept;
+  void fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
+                   StepFeedback& feedback) noexcept;
   void append_output(RowState& r, Token token, TimeNs now) noexcept;
+  /// Brings the outputs of the commit under way into the sums.
+  void flush_outputs() noexcept {
+    running_outputs_ += settled_outputs_;
+    counters_.output_tokens.add(static_cast<std::uint64_t>(settled_outputs_));
+    settled_outputs_ = 0;
+  }
   void open_page(RowState& r) noexcept;
   [[nodiscard]] FinishReason stop_reason(const RowState& r, Token token) const noexcept;
   void finish_row(std::int32_t row, FinishReason reason, TimeNs now,
@@ -232,6 +263,7 @@ class SchedulerCore {
   std::int32_t newest_row_ = -1;
   std::int32_t num_running_ = 0;
   std::int32_t num_draining_ = 0;
+  std::int32_t reserved_rows_ = 0;    // kept for samples that will fork off
   std::int32_t num_tpot_ = 0;
   std::int64_t decoding_kv_ = 0;  // sum of planned over decoding rows
   std::int64_t running_outputs_ = 0;
@@ -260,6 +292,8 @@ class SchedulerCore {
   /// A request that does not fit is matched against the prefix cache again after so many plans.
   static constexpr std::uint64_t kRetryPlans = 64;
   FixedVector<PassedOver> passed_over_;
+  FixedVector<ForkCopy> fork_copies_;  // of forks since the last plan
+  Buffer<Token> drafts_;               // [max_sequences, max_draft_tokens]
   std::atomic<int> pause_{0};
 
   struct Counters {

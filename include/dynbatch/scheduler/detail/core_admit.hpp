@@ -57,10 +57,19 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
                                                              WaitCause& cause) noexcept {
   RequestRecord& record = desk_[slot];
   const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
-  if (free_rows_.empty() || num_running_ >= limits.max_decode_sequences ||
+  // All samples of a request start together: their rows are kept from the first chunk on.
+  const std::int32_t rows =
+      record.sample == 0 && !record.is_forked ? record.num_samples : 1;
+  const auto free_rows = static_cast<std::int32_t>(free_rows_.size()) - reserved_rows_;
+  if (free_rows < 1 || num_running_ + reserved_rows_ >= limits.max_decode_sequences ||
       budget.prefill_chunks >= limits.max_prefill_sequences) {
     cause = WaitCause::Sequences;
     return Admit::BudgetSpent;
+  }
+  if (free_rows < rows || (num_running_ > 0 && num_running_ + reserved_rows_ + rows >
+                                                   limits.max_decode_sequences)) {
+    cause = WaitCause::Sequences;
+    return Admit::Blocked;
   }
   if (left == 0) {
     cause = WaitCause::Budget;
@@ -111,7 +120,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
   // Idle cached blocks count as available until they are taken: taking them costs as much as new
   // ones.
-  const std::int64_t cost = required - match.num_blocks + match.idle_blocks + headroom;
+  const std::int64_t fork_blocks =
+      block_size_ > 0 && record.prompt_length % block_size_ != 0 ? rows - 1 : 0;
+  const std::int64_t cost =
+      required - match.num_blocks + match.idle_blocks + headroom + fork_blocks;
   if (block_size_ > 0 && cost > spare) {
     record.retry_need = cost;
     record.retry_plan = next_plan_ + kRetryPlans;
@@ -139,7 +151,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     budget.prefill_tokens = max_of(budget.prefill_tokens, n);
   }
   if (block_size_ > 0) {
-    const std::int64_t room = (spare - match.idle_blocks + match.num_blocks) * block_size_;
+    const std::int64_t room =
+        (spare - match.idle_blocks + match.num_blocks - fork_blocks) * block_size_;
     n = min_of(n, room - match.num_tokens);
     if (n <= 0 || (record.atomic_prefill && n < prompt_remaining)) {
       cause = n <= 0 && left > 0 ? WaitCause::Memory : WaitCause::Budget;
@@ -165,6 +178,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     counters_.prefix_query.add(static_cast<std::uint64_t>(known));
     counters_.prefix_hit.add(static_cast<std::uint64_t>(match.num_tokens));
   }
+  r.reserved_rows = rows - 1;
+  reserved_rows_ += rows - 1;
+  r.fork_blocks = static_cast<std::int32_t>(fork_blocks);
+  held_blocks_ += fork_blocks;
   set_phase(row, RowPhase::Prefill);
   const std::int64_t held =
       blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));

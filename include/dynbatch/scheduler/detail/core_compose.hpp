@@ -176,8 +176,7 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
     if (r.planned >= r.table_tokens && !grow(record, row, r.planned + 1, budget)) {
       continue;
     }
-    append_decode(record, row);
-    --budget.tokens;
+    budget.tokens -= append_decode(record, row, budget.tokens);
   }
   return true;
 }
@@ -316,8 +315,7 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
         return false;  // blocks come back when plans in flight are settled
       }
       if (num_running_ == 1) {
-        end_request(rows_[static_cast<std::size_t>(row)].slot, EventKind::Finished,
-                    FinishReason::Capacity, Errc::Ok, now_);
+        finish_sequence(rows_[static_cast<std::size_t>(row)].slot, FinishReason::Capacity, now_);
         return false;
       }
       give_way(record, row, budget);
@@ -364,7 +362,7 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
       budget.prefill_tokens += chunk.num_tokens;
       --budget.prefill_chunks;
     }
-    roll_back(row, chunk.first_position, r.pending_samples - chunk.num_samples,
+    roll_back(row, chunk.first_position, r.pending_samples - (chunk.num_samples > 0 ? 1 : 0),
               record.undo[i].phase_before);
     --r.in_flight;
     r.last_plan = 0;

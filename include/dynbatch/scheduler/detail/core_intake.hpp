@@ -74,6 +74,8 @@ Status SchedulerCore<P>::initialise() noexcept {
   IntakeLimits limits;
   limits.kv_limit = kv_limit_;
   limits.block_size = max_of(block_size_, 1);
+  limits.max_samples =
+      min_of(caps_.max_sequences, max_of(policies_.sizer.ceiling().max_decode_sequences, 1));
   limits.all_atomic = !policies_.admission.splits_prompts();
   const BatchLimits ceiling = policies_.sizer.ceiling();
   limits.atomic_limit =
@@ -90,7 +92,9 @@ Status SchedulerCore<P>::initialise() noexcept {
         sequence_generations_.allocate(slots, "max_live_requests"),
         dirty_.allocate(slots, "max_live_requests"),
         delivered_.allocate(slots, "max_live_requests"),
-        passed_over_.allocate(kLookahead + 1, "lookahead"), rows_.allocate(rows, "max_sequences"),
+        passed_over_.allocate(kLookahead + 1, "lookahead"),
+        fork_copies_.allocate(rows, "max_sequences"),
+        drafts_.allocate(rows * static_cast<std::size_t>(config_.max_draft_tokens), "max_draft_tokens"), rows_.allocate(rows, "max_sequences"),
         free_rows_.allocate(rows, "max_sequences"), decoding_.allocate(rows),
         prefilling_.allocate(rows)}) {
     if (!s) {
@@ -141,7 +145,7 @@ template <class P>
 void SchedulerCore<P>::take_in(TimeNs now) noexcept {
   desk_.drain_submitted([&](std::uint32_t slot) { accept(slot, now); });
   desk_.drain_cancelled([&](std::uint32_t slot) {
-    if (desk_.see_cancel(slot) && desk_[slot].state != RequestState::Ended) {
+    if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
     }
   });
@@ -149,18 +153,22 @@ void SchedulerCore<P>::take_in(TimeNs now) noexcept {
 
 template <class P>
 void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
-  RequestRecord& record = desk_[slot];
   const bool is_cancelled = desk_.take_over(slot);
-  record.order = next_order_++;
-  record.sequence.slot = sequence_slots_.back();
-  sequence_slots_.pop_back();
-  record.sequence.generation = ++sequence_generations_[record.sequence.slot];
-  record.accepted_time = now;
-  record.event_time = now;
+  for (std::uint32_t at = slot; at != kNil; at = desk_[at].next_sample) {
+    RequestRecord& record = desk_[at];
+    record.order = next_order_++;
+    record.sequence.slot = sequence_slots_.back();
+    sequence_slots_.pop_back();
+    record.sequence.generation = ++sequence_generations_[record.sequence.slot];
+    record.accepted_time = now;
+    record.event_time = now;
+    // A further sample waits outside the queue until the first one has computed the prompt.
+    record.state = RequestState::Forking;
+    record.was_admitted = at != slot;
+  }
   counters_.accepted.add(1);
   mark_dirty(slot);
   if (is_cancelled) {
-    record.state = RequestState::Leaving;
     end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
     return;
   }
@@ -209,30 +217,66 @@ void SchedulerCore<P>::expire(TimeNs now) noexcept {
   }
 }
 
-/// The one way a request ends: leaves queue, row and deadlines, and gets its terminal event.
+/// A sequence leaves queue and row; what it has produced is still to be reported.
 template <class P>
-void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishReason reason,
-                                   Errc error, TimeNs now) noexcept {
+void SchedulerCore<P>::end_sequence(std::uint32_t slot, FinishReason reason, TimeNs now) noexcept {
   RequestRecord& record = desk_[slot];
   DYNBATCH_ASSERT(record.state != RequestState::Ended && record.state != RequestState::Free,
-                  "a request ends once");
+                  "a sequence ends once");
   if (record.state == RequestState::Waiting) {
     dequeue(slot);
   } else if (record.state == RequestState::Running) {
     sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
     detach_row(record.row.value, false);
   }
-  if (deadlines_.contains(slot)) {
-    deadlines_.erase(slot);
-  }
-  if (!record.was_admitted) {
-    desk_.leave_queue(slot);
-  }
   sequence_slots_.push_back(record.sequence.slot);
   record.state = RequestState::Ended;
   record.row = kNoRow;
-  record.terminal = kind;
   record.reason = reason;
+  record.event_time = now;
+  mark_dirty(slot);
+}
+
+/// A sequence came to its normal end; with the last one the request does.
+template <class P>
+void SchedulerCore<P>::finish_sequence(std::uint32_t slot, FinishReason reason,
+                                       TimeNs now) noexcept {
+  RequestRecord& root = desk_[desk_[slot].root];
+  end_sequence(slot, reason, now);
+  if (--root.open_samples == 0) {
+    close_request(root.root, EventKind::Finished, root.reason, Errc::Ok, now);
+  }
+}
+
+/// All that is left of a request ends, in one way.
+template <class P>
+void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishReason reason,
+                                   Errc error, TimeNs now) noexcept {
+  const std::uint32_t root = desk_[slot].root;
+  for (std::uint32_t at = root; at != kNil; at = desk_[at].next_sample) {
+    if (desk_[at].state != RequestState::Ended) {
+      end_sequence(at, reason, now);
+    }
+  }
+  desk_[root].open_samples = 0;
+  close_request(root, kind, reason, error, now);
+}
+
+/// The request gets its one terminal event, which poll() hands out after all its tokens.
+template <class P>
+void SchedulerCore<P>::close_request(std::uint32_t root, EventKind kind, FinishReason reason,
+                                     Errc error, TimeNs now) noexcept {
+  RequestRecord& record = desk_[root];
+  DYNBATCH_ASSERT(!record.is_over, "a request ends once");
+  if (deadlines_.contains(root)) {
+    deadlines_.erase(root);
+  }
+  if (!record.was_admitted) {
+    desk_.leave_queue(root);
+  }
+  record.is_over = true;
+  record.terminal = kind;
+  record.terminal_reason = reason;
   record.error = error;
   record.event_time = now;
   switch (kind) {
@@ -249,7 +293,7 @@ void SchedulerCore<P>::end_request(std::uint32_t slot, EventKind kind, FinishRea
       counters_.failed.add(1);
       break;
   }
-  mark_dirty(slot);
+  mark_dirty(root);
 }
 
 }  // namespace detail

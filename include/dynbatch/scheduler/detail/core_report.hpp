@@ -48,6 +48,7 @@ Event SchedulerCore<P>::event_of(std::uint32_t slot, EventKind kind, TimeNs time
   event.kind = kind;
   event.request = record.id;
   event.user_data = record.user_data;
+  event.sample = record.sample;
   event.time = time;
   return event;
 }
@@ -77,14 +78,16 @@ bool SchedulerCore<P>::report_tokens(std::uint32_t slot, std::int64_t up_to, std
   return true;
 }
 
-/// Reports all that is new about a request, in causal order; false if `out` is full before.
+/// Reports all that is new about a sequence, in causal order, and the end of its request once every
+/// sample is reported; false if `out` is full before.
 template <class P>
 bool SchedulerCore<P>::report(std::uint32_t slot, std::span<Event> out, std::size_t& n) noexcept {
   RequestRecord& record = desk_[slot];
+  RequestRecord& root = desk_[record.root];
   if (record.state == RequestState::Running) {
     sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
   }
-  if (!record.accepted_reported) {
+  if (record.sample == 0 && !record.accepted_reported) {
     if (n == out.size()) {
       return false;
     }
@@ -103,16 +106,37 @@ bool SchedulerCore<P>::report(std::uint32_t slot, std::span<Event> out, std::siz
   if (!report_tokens(slot, record.outputs, out, n)) {
     return false;
   }
-  if (record.state == RequestState::Ended) {
-    if (n == out.size()) {
-      return false;
+  if (record.state == RequestState::Ended && !record.end_reported) {
+    if (root.num_samples > 1 && record.reason != FinishReason::None) {
+      if (n == out.size()) {
+        return false;
+      }
+      Event event = event_of(slot, EventKind::SampleFinished, record.event_time);
+      event.reason = record.reason;
+      event.count = record.outputs;
+      out[n++] = event;
     }
-    Event event = event_of(slot, record.terminal, record.event_time);
-    event.reason = record.reason;
-    event.error = record.error;
-    event.count = record.outputs;
-    out[n++] = event;
+    record.end_reported = true;
+    --root.unreported;
   }
+  if (!root.is_over || root.unreported > 0) {
+    return true;
+  }
+  if (record.sample != 0) {
+    mark_dirty(record.root);  // its turn comes: all samples are reported now
+    return true;
+  }
+  if (n == out.size()) {
+    return false;
+  }
+  Event event = event_of(slot, record.terminal, record.event_time);
+  event.reason = record.terminal_reason;
+  event.error = record.error;
+  for (std::uint32_t at = slot; at != kNil; at = desk_[at].next_sample) {
+    event.count += desk_[at].outputs;
+  }
+  out[n++] = event;
+  record.terminal_reported = true;
   return true;
 }
 
@@ -120,7 +144,7 @@ template <class P>
 std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
   // A cancel() may be under way for an ended request: see it, so that its slot can be freed.
   desk_.drain_cancelled([&](std::uint32_t slot) {
-    if (desk_.see_cancel(slot) && desk_[slot].state != RequestState::Ended) {
+    if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now_);
     }
   });
@@ -145,7 +169,7 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
     if (record.state == RequestState::Running) {
       rows_[static_cast<std::size_t>(record.row.value)].is_dirty = false;
     }
-    if (record.state == RequestState::Ended) {
+    if (record.terminal_reported) {
       desk_.forget_id(slot);
       delivered_.push_back(slot);
     }
@@ -172,6 +196,8 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
   s.prefill_tokens = counters_.prefill_tokens.get();
   s.recomputed_tokens = counters_.recomputed_tokens.get();
   s.decode_tokens = counters_.decode_tokens.get();
+  s.draft_tokens = counters_.draft_tokens.get();
+  s.accepted_draft_tokens = counters_.accepted_drafts.get();
   s.output_tokens = counters_.output_tokens.get();
   s.prefix_hit_tokens = counters_.prefix_hit.get();
   s.prefix_query_tokens = counters_.prefix_query.get();
@@ -191,6 +217,7 @@ Status SchedulerCore<P>::check() const noexcept {
   std::int64_t kv = 0;
   std::int64_t held = 0;
   std::int64_t outputs = 0;
+  std::int32_t reserved = 0;
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     const RowState& r = rows_[i];
     if (r.phase == RowPhase::Free) {
@@ -204,7 +231,7 @@ Status SchedulerCore<P>::check() const noexcept {
       for (std::size_t c = 0; c < record.num_chunks; ++c) {
         if (record.chunks[c].row.value == static_cast<std::int32_t>(i)) {
           ++named;
-          pending += record.undo[c].epoch == r.epoch ? record.chunks[c].num_samples : 0;
+          pending += record.undo[c].epoch == r.epoch && record.chunks[c].num_samples > 0 ? 1 : 0;
         }
       }
     }
@@ -222,13 +249,14 @@ Status SchedulerCore<P>::check() const noexcept {
     decoding += r.phase == RowPhase::Decode ? 1 : 0;
     prefilling += r.phase == RowPhase::Prefill ? 1 : 0;
     kv += r.phase == RowPhase::Decode ? r.planned : 0;
-    held += r.held_blocks;
+    held += r.held_blocks + r.fork_blocks;
+    reserved += r.reserved_rows;
     outputs += r.known - r.prompt_end;
     const RequestRecord& record = desk_[r.slot];
     if (record.state != RequestState::Running || record.row.value != static_cast<std::int32_t>(i)) {
       return broken("row", static_cast<std::int64_t>(i), record.row.value);
     }
-    if (r.planned > r.known + r.pending_samples || r.committed > r.planned ||
+    if (r.planned > r.known + r.pending_samples + r.draft_tokens || r.committed > r.planned ||
         r.known > r.known_limit) {
       return broken("row.planned", r.planned, r.known + r.pending_samples);
     }
@@ -251,6 +279,9 @@ Status SchedulerCore<P>::check() const noexcept {
   }
   if (kv != decoding_kv_) {
     return broken("decoding_kv", kv, decoding_kv_);
+  }
+  if (reserved != reserved_rows_ || reserved > static_cast<std::int32_t>(free_rows_.size()) + draining) {
+    return broken("reserved_rows", reserved, reserved_rows_);
   }
   if (held != held_blocks_) {
     return broken("held_blocks", held, held_blocks_);

@@ -122,6 +122,11 @@ void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   set_phase(row, RowPhase::Draining);
   hold_blocks(r, 0);
+  held_blocks_ -= r.fork_blocks;
+  r.fork_blocks = 0;
+  reserved_rows_ -= r.reserved_rows;
+  r.reserved_rows = 0;
+  r.num_drafts = 0;
   (r.older >= 0 ? rows_[static_cast<std::size_t>(r.older)].newer : oldest_row_) = r.newer;
   (r.newer >= 0 ? rows_[static_cast<std::size_t>(r.newer)].older : newest_row_) = r.older;
   --num_running_;
@@ -185,6 +190,8 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   r.planned = position;
   r.pending_samples = pending;
   r.plain_end = 0;
+  r.num_drafts = 0;
+  r.draft_tokens = 0;
   ++r.epoch;
   if (block_size_ > 0 && shares_prefixes_) {
     r.next_publish = (position / block_size_ + 1) * block_size_;

@@ -12,7 +12,8 @@ template <class P>
 bool SchedulerCore<P>::is_plain_result(const StepPlan& plan,
                                        const StepResult& result) const noexcept {
   const auto samples = static_cast<std::size_t>(plan.num_samples);
-  if (result.tokens.size() != samples || !result.continuations.empty()) {
+  if (result.tokens.size() != samples || !result.continuations.empty() || !result.drafts.empty() ||
+      !result.draft_begin.empty() || result.is_overfull) {
     return false;
   }
   unsigned kinds = 0;
@@ -49,6 +50,29 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
                static_cast<std::int64_t>(plan.chunks.size()),
                "one outcome a chunk, or none at all");
   }
+  if (result.is_overfull) {
+    return bad("tokens", static_cast<std::int64_t>(result.tokens.size()), 0,
+               "the result buffer was made for smaller plans, or more was added than the plan wants");
+  }
+  if (!result.draft_begin.empty()) {
+    bool is_csr = result.draft_begin.size() == samples + 1 && result.draft_begin.front() == 0 &&
+                  result.draft_begin.back() == static_cast<std::int64_t>(result.drafts.size());
+    for (std::size_t i = 0; is_csr && i < samples; ++i) {
+      is_csr = result.draft_begin[i] <= result.draft_begin[i + 1];
+    }
+    if (!is_csr) {
+      return bad("draft_begin", static_cast<std::int64_t>(result.draft_begin.size()),
+                 static_cast<std::int64_t>(samples) + 1,
+                 "a CSR over the plan's samples from 0 to drafts.size()");
+    }
+  } else if (!result.drafts.empty()) {
+    return bad("drafts", static_cast<std::int64_t>(result.drafts.size()), 0, "drafts need draft_begin");
+  }
+  for (const Token token : result.drafts) {
+    if (token < 0) {
+      return bad("drafts", token, 0, "token ids must not be negative");
+    }
+  }
   if (!result.continuations.empty()) {
     return {Errc::NotSupported, "continuations",
             static_cast<std::int64_t>(result.continuations.size()), 0,
@@ -62,10 +86,8 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
                  "a CSR over the plan's samples from 0 to tokens.size()");
     }
     for (std::size_t i = 0; i < samples; ++i) {
-      const std::int64_t n = std::int64_t{result.token_begin[i + 1]} - result.token_begin[i];
-      if (n < 0 || n > 1) {
-        return bad("token_begin", n, 1,
-                   "a sample produces one token, or none if its chunk did not run");
+      if (result.token_begin[i + 1] < result.token_begin[i]) {
+        return bad("token_begin", result.token_begin[i + 1], result.token_begin[i], "must not descend");
       }
     }
   } else if (result.tokens.size() != samples) {
@@ -84,14 +106,24 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
       return bad("outcome.kind", static_cast<std::int64_t>(outcome.kind),
                  static_cast<std::int64_t>(OutcomeKind::Failed), "no such outcome");
     }
-    const auto s = static_cast<std::size_t>(chunk.first_sample);
-    const std::int32_t produced = chunk.num_samples == 0 ? 0
-                                  : result.token_begin.empty()
-                                      ? 1
-                                      : result.token_begin[s + 1] - result.token_begin[s];
     const bool is_run = outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop;
-    if (is_run && produced != chunk.num_samples) {
-      return bad("token_begin", produced, chunk.num_samples, "a chunk that ran lacks a sample");
+    const std::int32_t most = chunk.kind == ChunkKind::Decode ? chunk.num_tokens : 1;
+    const SampleTokens all{result.tokens.data(),
+                           result.token_begin.empty() ? nullptr : result.token_begin.data()};
+    for (std::int32_t s = 0; s < chunk.num_samples; ++s) {
+      const std::span<const Token> tokens = all.of(chunk.first_sample + s);
+      const auto produced = static_cast<std::int64_t>(tokens.size());
+      if (produced > most || (is_run && produced == 0)) {
+        return bad("token_begin", produced, most,
+                   "a sample that ran has one token, and one more for each accepted draft");
+      }
+      for (std::int64_t d = 0; d + 1 < produced; ++d) {
+        const Token draft = plan.tokens[static_cast<std::size_t>(chunk.first_token + 1 + d)];
+        if (tokens[static_cast<std::size_t>(d)] != draft) {
+          return bad("tokens", tokens[static_cast<std::size_t>(d)], draft,
+                     "an accepted draft differs from the token that was sampled");
+        }
+      }
     }
     if (outcome.kind == OutcomeKind::Partial &&
         (outcome.tokens < 0 || outcome.tokens >= chunk.num_tokens)) {
@@ -99,7 +131,10 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
                  "a partial chunk ran fewer tokens than it has");
     }
     if (outcome.kind == OutcomeKind::Stop &&
-        (outcome.tokens < 0 || outcome.tokens > chunk.num_samples)) {
+        (outcome.tokens < 0 ||
+         outcome.tokens > (chunk.num_samples == 0
+                               ? 0
+                               : static_cast<std::int32_t>(all.of(chunk.first_sample).size())))) {
       return bad("outcome.tokens", outcome.tokens, chunk.num_samples,
                  "keeps more tokens than were produced");
     }
@@ -129,10 +164,9 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
     settle_plain(record, result.tokens.data(), now, feedback);
   } else {
     settle_mixed(record, result, now, feedback);
+    take_drafts(record, result);
   }
-  counters_.output_tokens.add(static_cast<std::uint64_t>(settled_outputs_));
-  running_outputs_ += settled_outputs_;
-  settled_outputs_ = 0;
+  flush_outputs();
   policies_.pool.settle(plan.id);
   for (const ExpertMove& move : record.moves) {
     policies_.balancer.confirm(move.layer);
@@ -167,7 +201,7 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
     RowState& r = states[chunk.row.value];
     if (r.epoch == undo[i].epoch && r.phase == RowPhase::Decode && chunk.num_samples == 1 &&
         r.in_flight == 1 && r.write_room > 0 && !r.checks_tokens && r.known + 1 < r.known_limit &&
-        r.known != r.prompt_end) {
+        r.known != r.prompt_end && chunk.context_length == r.known) {
       const Token token = tokens[chunk.first_sample];
       r.committed = chunk.context_length;
       --r.pending_samples;
@@ -185,8 +219,7 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
       }
       continue;
     }
-    settle_chunk(chunk, undo[i], chunk.num_samples > 0 ? tokens + chunk.first_sample : nullptr, now,
-                 feedback);
+    settle_chunk(chunk, undo[i], {tokens, nullptr}, -1, now, feedback);
     drop_in_flight(chunk.row.value);
   }
 }
@@ -216,15 +249,13 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
     const Chunk& chunk = record.chunks[i];
     const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];
     if (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop) {
-      const auto s = static_cast<std::size_t>(chunk.first_sample);
-      const std::size_t at =
-          result.token_begin.empty() ? s : static_cast<std::size_t>(result.token_begin[s]);
-      const bool keeps =
-          chunk.num_samples > 0 && (outcome.kind == OutcomeKind::Ok || outcome.tokens > 0);
+      const SampleTokens samples{result.tokens.data(),
+                                 result.token_begin.empty() ? nullptr : result.token_begin.data()};
       RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
       const bool is_live = r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining;
-      settle_chunk(chunk, record.undo[i], keeps ? &result.tokens[at] : nullptr, now, feedback);
-      if (outcome.kind == OutcomeKind::Stop && is_live && r.phase != RowPhase::Draining) {
+      const bool is_stop = outcome.kind == OutcomeKind::Stop;
+      settle_chunk(chunk, record.undo[i], samples, is_stop ? outcome.tokens : -1, now, feedback);
+      if (is_stop && is_live && r.phase != RowPhase::Draining) {
         finish_row(chunk.row.value,
                    outcome.reason == FinishReason::None ? FinishReason::Host : outcome.reason, now,
                    feedback);
@@ -234,25 +265,154 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
   }
 }
 
-/// A chunk that ran: its positions are in KV. `token` is what it produced, nullptr = nothing.
+/// A chunk that ran: its positions are in KV, its samples are known. `kept` >= 0 bounds the tokens
+/// that the host keeps of them.
 template <class P>
-void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo, const Token* token,
-                                    TimeNs now, StepFeedback& feedback) noexcept {
+void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo,
+                                    const SampleTokens& samples, std::int32_t kept, TimeNs now,
+                                    StepFeedback& feedback) noexcept {
   RowState& r = rows_.data()[chunk.row.value];
   if (r.epoch != undo.epoch || r.phase == RowPhase::Draining) {
     return;  // rolled back, reset or ended meanwhile: the surplus is dropped
   }
   r.committed = chunk.first_position + chunk.num_tokens;
-  r.pending_samples -= chunk.num_samples;
-  if (token != nullptr) {
-    append_output(r, *token, now);
-    const FinishReason reason = stop_reason(r, *token);
+  if (chunk.num_samples == 0) {
+    if (r.known == r.known_limit && r.committed == r.known) {
+      finish_row(chunk.row.value, FinishReason::Length, now,
+                 feedback);  // max_new_tokens = 0: the prompt was all
+    }
+    return;
+  }
+  --r.pending_samples;
+  std::span<const Token> tokens = samples.of(chunk.first_sample);
+  if (kept >= 0) {
+    tokens = tokens.first(static_cast<std::size_t>(kept));
+  }
+  if (r.draft_tokens > 0) {
+    settle_drafted(chunk, tokens, now, feedback);
+    return;
+  }
+  if (chunk.num_samples > 1) {
+    RequestRecord& root = desk_[r.slot];
+    root.is_forked = true;
+    std::uint32_t child = root.next_sample;
+    for (std::int32_t i = 1; i < chunk.num_samples; ++i) {
+      const std::uint32_t next = desk_[child].next_sample;
+      fork_sample(chunk.row.value, child, samples.of(chunk.first_sample + i)[0], now, feedback);
+      child = next;
+    }
+  }
+  if (!tokens.empty()) {
+    append_output(r, tokens[0], now);
+    const FinishReason reason = stop_reason(r, tokens[0]);
     if (reason != FinishReason::None) {
       finish_row(chunk.row.value, reason, now, feedback);
     }
-  } else if (r.known == r.known_limit && r.committed == r.known && chunk.num_samples == 0) {
-    finish_row(chunk.row.value, FinishReason::Length, now,
-               feedback);  // max_new_tokens = 0: the prompt was all
+  }
+}
+
+/// A decode with drafts: the accepted ones and the token after them are known, the rest of its
+/// positions is forgotten.
+template <class P>
+void SchedulerCore<P>::settle_drafted(const Chunk& chunk, std::span<const Token> tokens, TimeNs now,
+                                      StepFeedback& feedback) noexcept {
+  RowState& r = rows_.data()[chunk.row.value];
+  FinishReason reason = FinishReason::None;
+  std::int32_t taken = 0;
+  for (const Token token : tokens) {
+    append_output(r, token, now);
+    ++taken;
+    reason = stop_reason(r, token);
+    if (reason != FinishReason::None) {
+      break;  // what follows a stop is cut
+    }
+  }
+  counters_.accepted_drafts.add(static_cast<std::uint64_t>(max_of(taken - 1, 0)));
+  r.draft_tokens = 0;
+  r.committed = chunk.first_position + max_of(taken, 1);
+  decoding_kv_ -= r.planned - r.committed;
+  r.planned = r.committed;
+  r.plain_end = 0;
+  if (r.committed >= r.next_publish) {
+    policies_.pool.publish(chunk.row, content(r.slot, r.known), min_of(r.committed, r.known), kNoPlan);
+    r.next_publish = (r.committed / block_size_ + 1) * block_size_;
+  }
+  if (reason != FinishReason::None) {
+    finish_row(chunk.row.value, reason, now, feedback);
+  }
+}
+
+/// Keeps the proposals for the sequences' next decodes.
+template <class P>
+void SchedulerCore<P>::take_drafts(const PlanRecord& record, const StepResult& result) noexcept {
+  if (result.draft_begin.empty() || config_.max_draft_tokens == 0) {
+    return;
+  }
+  for (std::size_t i = 0; i < record.num_chunks; ++i) {
+    const Chunk& chunk = record.chunks[i];
+    RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+    if (chunk.num_samples == 0 || r.epoch != record.undo[i].epoch || r.phase != RowPhase::Decode) {
+      continue;
+    }
+    const auto s = static_cast<std::size_t>(chunk.first_sample);
+    const auto first = static_cast<std::size_t>(result.draft_begin[s]);
+    const auto count = static_cast<std::size_t>(
+        min_of(result.draft_begin[s + 1] - result.draft_begin[s], config_.max_draft_tokens));
+    Token* to = drafts_.data() + static_cast<std::size_t>(chunk.row.value) *
+                                     static_cast<std::size_t>(config_.max_draft_tokens);
+    for (std::size_t d = 0; d < count; ++d) {
+      to[d] = result.drafts[first + d];
+    }
+    r.num_drafts = static_cast<std::int32_t>(count);
+    if (count > 0) {
+      r.plain_end = 0;
+    }
+  }
+}
+
+/// A further sample starts from the prompt that the first one has computed. It gets the row that was
+/// kept for it; the rest of the prompt's last block is copied with the next plan.
+template <class P>
+void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
+                                   StepFeedback& feedback) noexcept {
+  RowState& parent = rows_[static_cast<std::size_t>(row)];
+  --parent.reserved_rows;
+  --reserved_rows_;
+  if (parent.fork_blocks > 0) {
+    --parent.fork_blocks;
+    --held_blocks_;
+  }
+  const std::int32_t target = take_row(child);
+  RowState& r = rows_[static_cast<std::size_t>(target)];
+  const std::int32_t length = parent.prompt_end;
+  r.recompute_end = 0;
+  const bool is_forked = policies_.pool.fork(Row{row}, Row{target}, length).is_ok();
+  if (is_forked) {
+    r.planned = length;
+    r.committed = length;
+    if (block_size_ > 0) {
+      const std::span<const BlockId> from = policies_.pool.table(0, Row{row});
+      const std::span<const BlockId> to = policies_.pool.table(0, Row{target});
+      r.table_tokens = static_cast<std::int32_t>(to.size()) * block_size_;
+      if (length % block_size_ != 0) {
+        fork_copies_.push_back({{from[to.size() - 1], to.back(), length % block_size_},
+                                Row{row}, Row{target}, r.sequence, length});
+      }
+    } else {
+      fork_copies_.push_back({{}, Row{row}, Row{target}, r.sequence, length});
+    }
+    if (shares_prefixes_) {
+      r.next_publish = (length / block_size_ + 1) * block_size_;
+    }
+  }
+  set_phase(target, RowPhase::Decode);
+  append_output(r, token, now);
+  const FinishReason reason = stop_reason(r, token);
+  if (reason != FinishReason::None) {
+    finish_row(target, reason, now, feedback);
+  } else if (!is_forked) {
+    flush_outputs();
+    detach_row(target, true);  // a pool that cannot fork: the sample computes its prompt itself
   }
 }
 
@@ -312,12 +472,10 @@ template <class P>
 void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs now,
                                   StepFeedback& feedback) noexcept {
   const RowState& r = rows_[static_cast<std::size_t>(row)];
-  running_outputs_ += settled_outputs_;  // the row takes its outputs out of the sum as it leaves
-  counters_.output_tokens.add(static_cast<std::uint64_t>(settled_outputs_));
-  settled_outputs_ = 0;
+  flush_outputs();  // the row takes its outputs out of the sum as it leaves
   ++feedback.num_finished;
   feedback.finished_output_tokens += r.known - r.prompt_end;
-  end_request(r.slot, EventKind::Finished, reason, Errc::Ok, now);
+  finish_sequence(r.slot, reason, now);
 }
 
 /// A chunk that did not run, or not to its end: the row stands again at the chunk's first position.
@@ -333,7 +491,7 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
     return;
   }
   RequestRecord& record = desk_[r.slot];
-  roll_back(row, chunk.first_position, is_youngest ? r.pending_samples - chunk.num_samples : 0,
+  roll_back(row, chunk.first_position, is_youngest ? r.pending_samples - (chunk.num_samples > 0 ? 1 : 0) : 0,
             undo.phase_before);
   r.is_stale = !is_youngest && r.in_flight > 1;
   record.retries += is_charged ? 1 : 0;
@@ -395,6 +553,19 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
     }
     for (const ExpertMove& move : record.moves) {
       policies_.balancer.fail(move.layer);
+    }
+  }
+  for (std::int32_t p = first; p < num_in_flight_; ++p) {
+    for (const ForkCopy& fork : in_flight_plan(p).forks) {
+      RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
+      if (r.sequence != fork.sequence || r.phase == RowPhase::Draining || r.phase == RowPhase::Free) {
+        continue;
+      }
+      if (why == AbandonReason::NotRun) {
+        fork_copies_.push_back(fork);  // nothing was read or written: it is told again
+      } else {
+        detach_row(fork.row.value, true);  // the source may be lost
+      }
     }
   }
   reset_readers();

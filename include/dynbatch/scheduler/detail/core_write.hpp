@@ -114,32 +114,74 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
   return index;
 }
 
-/// A decode of one token, whatever else falls due with it.
+/// How many of a row's drafts its next decode can carry: drafts never take blocks or budget from
+/// others, and never lead beyond the sequence's end.
 template <class P>
-void SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t row) noexcept {
+std::int32_t SchedulerCore<P>::drafts_that_fit(std::int32_t row, std::int64_t budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
-  const std::size_t t = record.num_tokens++;
-  const std::int32_t position = r.planned;
+  if (r.num_drafts == 0 || r.sync_decode || r.pending_samples > 0) {
+    return 0;
+  }
+  auto n = static_cast<std::int32_t>(
+      min_of<std::int64_t>(min_of(r.num_drafts, r.known_limit - r.known - 1), budget - 1));
+  n = max_of(n, 0);
+  if (block_size_ > 0 && r.planned + 1 + n > r.table_tokens) {
+    const std::int64_t missing = blocks_for(r.planned + 1 + n) - blocks_for(r.table_tokens);
+    if (missing <= spare_blocks() + r.held_blocks) {
+      extend_row(row, r.planned + 1 + n);
+    } else {
+      n = r.table_tokens - r.planned - 1;
+    }
+  }
+  return n;
+}
+
+/// A decode, with its drafts and whatever else falls due with it; returns its number of tokens.
+template <class P>
+std::int32_t SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t row,
+                                             std::int64_t budget) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const std::int32_t drafts = drafts_that_fit(row, budget);
+  const std::int32_t n = 1 + drafts;
+  const std::size_t t = record.num_tokens;
+  record.num_tokens += static_cast<std::size_t>(n);
+  const std::int32_t first = r.planned;
   Chunk& chunk = record.chunks.data()[record.num_chunks];
-  chunk.first_position = position;
-  chunk.num_tokens = 1;
+  chunk.first_position = first;
+  chunk.num_tokens = n;
   chunk.first_token = static_cast<std::int32_t>(t);
   chunk.kind = ChunkKind::Decode;
   record.tokens.data()[t] = r.pending_samples > 0 ? future_token(Row{row}) : r.last_token;
-  record.positions.data()[t] = position;
-  if (block_size_ > 0) {
-    const std::int32_t index =
-        block_shift_ >= 0 ? position >> block_shift_ : position / block_size_;
-    const std::int64_t block =
-        policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
-    record.token_slots.data()[t] =
-        TokenSlot{block * block_size_ + (position - index * block_size_)};
+  for (std::int32_t i = 0; i < n; ++i) {
+    const std::int32_t position = first + i;
+    const std::size_t at = t + static_cast<std::size_t>(i);
+    if (i > 0) {
+      record.tokens.data()[at] =
+          drafts_.data()[static_cast<std::size_t>(row) *
+                             static_cast<std::size_t>(config_.max_draft_tokens) +
+                         static_cast<std::size_t>(i - 1)];
+    }
+    record.positions.data()[at] = position;
+    if (block_size_ > 0) {
+      const std::int32_t index =
+          block_shift_ >= 0 ? position >> block_shift_ : position / block_size_;
+      const std::int64_t block =
+          policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
+      record.token_slots.data()[at] =
+          TokenSlot{block * block_size_ + (position - index * block_size_)};
+    }
   }
-  ++decoding_kv_;
+  r.num_drafts = 0;
+  r.draft_tokens = drafts;
+  decoding_kv_ += n;
   ++record.plan.work.decode_rows;
-  record.plan.work.kv_tokens += position + 1;
+  record.plan.work.kv_tokens += first + n;
   ++record.plan.num_decode_chunks;
+  if (drafts > 0) {
+    counters_.draft_tokens.add(static_cast<std::uint64_t>(drafts));
+  }
   finish_chunk(record, row, chunk);
+  return n;
 }
 
 /// `num_tokens` known positions of a row inside its prompt (or its recomputation).
@@ -233,10 +275,12 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   ++r.in_flight;
   r.last_plan = record.plan.id.value;
   const std::int32_t reachable = r.known + r.pending_samples;
-  if (end == reachable && reachable < r.known_limit) {
-    chunk.num_samples = 1;
-    chunk.logits_from = end - 1;
-    ++record.num_samples;
+  if (end >= reachable && reachable < r.known_limit) {
+    // The last prompt position is sampled once for each sample; a decode with drafts at each of
+    // its positions, for one run of tokens.
+    chunk.num_samples = chunk.kind == ChunkKind::Prefill ? 1 + r.reserved_rows : 1;
+    chunk.logits_from = chunk.kind == ChunkKind::Prefill ? end - 1 : chunk.first_position;
+    record.num_samples += chunk.num_samples;
     ++r.pending_samples;
   } else {
     chunk.num_samples = 0;
@@ -245,12 +289,14 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   if (chunk.kind == ChunkKind::Prefill && end == reachable) {
     set_phase(row, RowPhase::Decode);
   }
-  if (end >= r.next_publish) {
-    policies_.pool.publish(Row{row}, content(r.slot, r.known), min_of(end, r.known),
-                           record.plan.id);
-    r.next_publish = (end / block_size_ + 1) * block_size_;
+  // Only what is known can be shared: the positions of drafts and of tokens to come follow later.
+  const std::int32_t known_end = min_of(end, r.known);
+  if (known_end >= r.next_publish) {
+    policies_.pool.publish(Row{row}, content(r.slot, r.known), known_end, record.plan.id);
+    r.next_publish = (known_end / block_size_ + 1) * block_size_;
   }
-  if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens) {
+  if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens &&
+      r.draft_tokens == 0) {
     // Decodes inside the block of position `end` are plain: up to the one that fills it, if filling
     // it publishes it, and short of the one whose token ends the sequence.
     const std::int32_t index = end / block_size_;
@@ -317,6 +363,24 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
   record.deltas.resize(kept);
 }
 
+/// Adds what forks since the last plan have to copy, for the sequences that still run.
+template <class P>
+void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
+  for (const ForkCopy& fork : fork_copies_) {
+    const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
+    if (r.sequence != fork.sequence || (r.phase != RowPhase::Decode && r.phase != RowPhase::Prefill)) {
+      continue;
+    }
+    record.forks.push_back(fork);
+    if (block_size_ > 0) {
+      record.copies.push_back(fork.copy);
+    } else {
+      record.row_ops.push_back({RowOpKind::ShareRange, fork.source, fork.row, 0, fork.tokens, 0});
+    }
+  }
+  fork_copies_.clear();
+}
+
 /// Splits, pads and publishes the plan's spans.
 template <class P>
 void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition,
@@ -361,10 +425,13 @@ void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition,
   record.micro_batches.push_back(part);
   plan.micro_batches = record.micro_batches.span();
 
+  emit_copies(record);
+  plan.row_ops = record.row_ops.span();
   if (block_size_ > 0) {
     record.group.spec = group_;
     record.group.token_slots = {record.token_slots.data(), record.num_tokens};
     record.group.deltas = record.deltas.span();
+    record.group.copies = record.copies.span();
     plan.groups = {&record.group, 1};
   }
   if (composition.pad_to_batch) {

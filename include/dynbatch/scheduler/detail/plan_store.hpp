@@ -22,6 +22,15 @@ struct ChunkUndo {
   RowPhase phase_before = RowPhase::Prefill;
 };
 
+/// A block that a fork has to copy before anything is written to it, and the sequence it is for.
+struct ForkCopy {
+  BlockCopy copy{};
+  Row source{};
+  Row row{};
+  SequenceId sequence{};
+  std::int32_t tokens = 0;  ///< Positions shared; for hosts without blocks.
+};
+
 /// One plan and the memory its spans point to.
 struct PlanRecord {
   StepPlan plan{};
@@ -38,6 +47,9 @@ struct PlanRecord {
   Buffer<std::int32_t> context_lengths;  // [max_sequences]
   FixedVector<MicroBatch> micro_batches;
   FixedVector<BlockDelta> deltas;
+  FixedVector<ForkCopy> forks;
+  FixedVector<BlockCopy> copies;
+  FixedVector<RowOp> row_ops;
   FixedVector<ExpertMove> moves;
   GroupPlan group{};
 
@@ -56,6 +68,9 @@ struct PlanRecord {
              context_lengths.allocate(r, "max_sequences"),
              micro_batches.allocate(kMaxMicroBatches, "micro_batches"),
              deltas.allocate(static_cast<std::size_t>(max_deltas), "max_context_tokens"),
+             forks.allocate(r, "max_sequences"),
+             copies.allocate(r, "max_sequences"),
+             row_ops.allocate(r, "max_sequences"),
              moves.allocate(kMaxMovesPerPlan, "expert_moves"),
          }) {
       if (!s) {
@@ -73,6 +88,9 @@ struct PlanRecord {
     num_samples = 0;
     micro_batches.clear();
     deltas.clear();
+    forks.clear();
+    copies.clear();
+    row_ops.clear();
     moves.clear();
   }
 

@@ -22,6 +22,7 @@ enum class RequestState : std::uint8_t {
   Free,     ///< Slot unused, or still with submit().
   Waiting,  ///< In the queue.
   Running,  ///< Holds a row.
+  Forking,  ///< A further sample whose prompt the first one computes.
   Leaving,  ///< Preempted or reset while plans in flight still name its row; will wait again.
   Ended,    ///< Terminal event made, perhaps not yet delivered.
 };
@@ -56,6 +57,17 @@ struct RequestRecord {
   std::uint32_t waits_slot = 0;     ///< Waits until the started prefill of this slot, in
   std::int32_t waits_row = -1;      ///< this row (-1 = waits for nobody),
   std::int32_t waits_position = 0;  ///< has planned this position.
+  // A request of n samples is n records: the first one's slot stands for the request.
+  std::uint32_t root = 0;         ///< Slot of the first sample.
+  std::uint32_t next_sample = 0xFFFFFFFFU;  ///< Slot of the following sample.
+  std::int64_t shared_pages = 0;  ///< Leading pages of its table that belong to the first sample.
+  std::int32_t sample = 0;        ///< Which sample this is.
+  std::int32_t num_samples = 1;   ///< First sample only, as are the next four.
+  std::int32_t open_samples = 1;  ///< Samples that have not ended.
+  std::int32_t unreported = 1;    ///< Samples whose end poll() has not handed out.
+  bool is_forked = false;         ///< The samples have gone separate ways.
+  bool is_over = false;           ///< The request has ended.
+  bool end_reported = false;      ///< poll() has handed out all of this sample.
   SequenceId sequence{};
   ResourceNeed needs[kMaxResources]{};
   Token stop_tokens[kMaxStopTokens]{};
@@ -79,7 +91,9 @@ struct RequestRecord {
   bool accepted_reported = false;
   bool is_dirty = false;  ///< Stands in the event queue; while it runs, RowState::is_dirty counts.
   EventKind terminal = EventKind::Finished;
-  FinishReason reason = FinishReason::None;
+  FinishReason reason = FinishReason::None;           ///< Of this sample.
+  FinishReason terminal_reason = FinishReason::None;  ///< Of the request.
+  bool terminal_reported = false;
   Errc error = Errc::Ok;
 };
 
@@ -124,6 +138,9 @@ struct alignas(64) RowState {
   std::int32_t table_tokens = 0;  ///< Positions its block table has room for.
   std::int32_t next_publish = 0;  ///< Planned positions at which the next full block appears.
 
+  std::int32_t num_drafts = 0;      ///< Proposals for its next decode.
+  std::int32_t draft_tokens = 0;    ///< Of these, how many its chunk in flight carries.
+  std::int32_t fork_blocks = 0;     ///< Kept for the samples that will fork off.
   std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
   std::int32_t list_index = 0;     ///< Place in its phase's list.
   std::int32_t recompute_end = 0;  ///< Positions below it were computed before.
@@ -132,6 +149,7 @@ struct alignas(64) RowState {
   std::int64_t tpot_ns = 0;  ///< 0 = no limit.
   bool is_stale = false;     ///< Rolled back while younger plans name it: wait for them.
   bool requeue = false;      ///< Draining: waits again afterwards.
+  std::int32_t reserved_rows = 0;   ///< Rows kept for the samples that will fork off.
   bool is_reset = false;     ///< Draining because it read what was never written.
 };
 

@@ -27,6 +27,7 @@ struct IntakeLimits {
   std::int64_t kv_limit = 0;      ///< Positions that one sequence can ever hold in KV.
   std::int64_t atomic_limit = 0;  ///< Prompt tokens that can ever run in one chunk.
   std::int32_t block_size = 1;
+  std::int32_t max_samples = 1;  ///< Sequences that can ever run together.
   bool all_atomic = false;  ///< The admission policy never splits a prompt.
   std::int64_t resource_caps[kMaxResources]{};
 };
@@ -84,7 +85,7 @@ class RequestDesk {
   }
   /// Its terminal event was delivered: the id is free, the slot will be after retire().
   void forget_id(std::uint32_t slot) noexcept { ids_.erase(slot); }
-  /// Frees the slot and its pages; false if a cancel() is on its way into the inbox: try again
+  /// Frees the slots of a request and its pages; false if a cancel() is on its way into the inbox: try again
   /// later.
   bool retire(std::uint32_t slot) noexcept;
 
@@ -93,6 +94,8 @@ class RequestDesk {
                                   std::int64_t& prompt_length) const noexcept;
   void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
             std::int64_t promised) noexcept;
+  void fill_sample(std::uint32_t slot, std::uint32_t root, std::int64_t shared,
+                   std::int64_t promised) noexcept;
   Status reject(const Status& status) noexcept {
     rejected_.fetch_add(1, std::memory_order_relaxed);
     return status;
@@ -190,9 +193,15 @@ inline Status RequestDesk::admissible(const Request& r,
     return {Errc::InvalidArgument, "min_new_tokens", r.min_new_tokens, r.max_new_tokens,
             "must be from 0 to max_new_tokens"};
   }
-  if (r.num_samples != 1) {
-    return {r.num_samples < 1 ? Errc::InvalidArgument : Errc::NotSupported, "num_samples",
-            r.num_samples, 1, "this version runs one sample a request"};
+  if (r.num_samples < 1 || r.num_samples > kMaxSamples) {
+    return {Errc::InvalidArgument, "num_samples", r.num_samples, kMaxSamples, "must be from 1 to 64"};
+  }
+  if (r.num_samples > limits_.max_samples) {
+    return {Errc::CanNeverFit, "num_samples", r.num_samples, limits_.max_samples,
+            "more sequences than can run together"};
+  }
+  if (r.num_samples > 1 && r.max_new_tokens == 0) {
+    return {Errc::InvalidArgument, "num_samples", r.num_samples, 1, "nothing to sample with max_new_tokens = 0"};
   }
   if (r.stop_tokens.size() > kMaxStopTokens) {
     return {Errc::InvalidArgument, "stop_tokens", static_cast<std::int64_t>(r.stop_tokens.size()),
@@ -256,38 +265,77 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
   }
   const std::int64_t outputs = outputs_limit(request, prompt_length);
   const std::int64_t prompt_pages = this->prompt_pages(request, prompt_length);
-  // Token prompts: outputs go on in the prompt's last page.
-  const std::int64_t promised = request.prompt.kind == PromptKind::Tokens
-                                    ? ceil_div(prompt_length + outputs, tokens_.page_tokens())
-                                    : prompt_pages + ceil_div(outputs, tokens_.page_tokens());
-  if (!tokens_.promise(promised)) {
-    return reject({Errc::QueueFull, "max_queued_tokens", prompt_length + outputs,
-                   tokens_.total_pages() * tokens_.page_tokens(), "too many tokens are queued"});
+  const std::int64_t page_tokens = tokens_.page_tokens();
+  const bool is_tokens = request.prompt.kind == PromptKind::Tokens;
+  // Token prompts: outputs go on in the prompt's last page. Further samples share its whole pages.
+  const std::int64_t promised = is_tokens ? ceil_div(prompt_length + outputs, page_tokens)
+                                          : prompt_pages + ceil_div(outputs, page_tokens);
+  const std::int64_t shared = is_tokens ? prompt_length / page_tokens : prompt_pages;
+  const std::int64_t all = promised + (request.num_samples - 1) * (promised - shared);
+  if (!tokens_.promise(all)) {
+    return reject({Errc::QueueFull, "max_queued_tokens", prompt_length + request.num_samples * outputs,
+                   tokens_.total_pages() * page_tokens, "too many tokens are queued"});
   }
-  const std::uint32_t slot = free_slots_.pop();
-  if (slot == kNil) {
-    tokens_.unpromise(promised);
-    return reject({Errc::QueueFull, "max_live_requests",
-                   static_cast<std::int64_t>(records_.size()) + 1,
-                   static_cast<std::int64_t>(records_.size()), "too many requests are live"});
+  std::uint32_t slots[kMaxSamples];
+  std::int32_t taken = 0;
+  while (taken < request.num_samples && (slots[taken] = free_slots_.pop()) != kNil) {
+    ++taken;
   }
-  if (!ids_.insert(request.id.value, slot)) {
-    free_slots_.push(slot);
-    tokens_.unpromise(promised);
-    return reject({Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value), 0,
-                   "this id is alive"});
+  const bool has_slots = taken == request.num_samples;
+  if (!has_slots || !ids_.insert(request.id.value, slots[0])) {
+    for (std::int32_t i = 0; i < taken; ++i) {
+      free_slots_.push(slots[i]);
+    }
+    tokens_.unpromise(all);
+    return reject(has_slots ? Status{Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value), 0,
+                                     "this id is alive"}
+                            : Status{Errc::QueueFull, "max_live_requests",
+                                     static_cast<std::int64_t>(records_.size()) + 1,
+                                     static_cast<std::int64_t>(records_.size()),
+                                     "too many requests are live"});
   }
-  tokens_.add_pages(slot, 0, prompt_pages);
-  fill(slot, request, prompt_length, promised);
+  tokens_.add_pages(slots[0], 0, prompt_pages);
+  fill(slots[0], request, prompt_length, promised);
+  for (std::int32_t i = 1; i < taken; ++i) {
+    fill_sample(slots[i], slots[0], shared, promised - shared);
+    records_[slots[i]].sample = i;
+    records_[slots[i - 1]].next_sample = slots[i];
+  }
   queued_tokens_.fetch_add(static_cast<std::uint64_t>(prompt_length), std::memory_order_relaxed);
-  inbox_.push(slot);
+  inbox_.push(slots[0]);
   return kOk;
+}
+
+/// A further sample: a copy of the first one that shares its whole prompt pages.
+inline void RequestDesk::fill_sample(std::uint32_t slot, std::uint32_t root, std::int64_t shared,
+                                     std::int64_t promised) noexcept {
+  RequestRecord& record = records_[slot];
+  record = records_[root];
+  record.root = root;
+  record.next_sample = kNil;
+  record.shared_pages = shared;
+  record.promised_pages = promised;
+  std::uint32_t* table = tokens_.table(slot);
+  const std::uint32_t* source = tokens_.table(root);
+  for (std::int64_t i = 0; i < shared; ++i) {
+    table[i] = source[i];
+  }
+  if (record.pages > shared) {  // the page in which the prompt ends and outputs begin
+    tokens_.add_pages(slot, shared, shared + 1);
+    const std::int64_t page_tokens = tokens_.page_tokens();
+    std::memcpy(tokens_.at(slot, shared * page_tokens), tokens_.at(root, shared * page_tokens),
+                static_cast<std::size_t>(record.prompt_length % page_tokens) * sizeof(Token));
+  }
 }
 
 inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t prompt_length,
                               std::int64_t promised) noexcept {
   RequestRecord& record = records_[slot];
   record = RequestRecord{};
+  record.root = slot;
+  record.num_samples = r.num_samples;
+  record.open_samples = r.num_samples;
+  record.unreported = r.num_samples;
   record.id = r.id;
   record.user_data = r.user_data;
   record.tenant = r.tenant;
@@ -379,10 +427,14 @@ inline bool RequestDesk::retire(std::uint32_t slot) noexcept {
     cancel_words_[slot].store(word + 1U, std::memory_order_release);
   }
   marks_[slot] = 0;
-  RequestRecord& record = records_[slot];
-  tokens_.release(slot, record.pages, record.promised_pages);
-  record.state = RequestState::Free;
-  free_slots_.push(slot);
+  for (std::uint32_t at = slot; at != kNil;) {
+    RequestRecord& record = records_[at];
+    const std::uint32_t next = record.next_sample;
+    tokens_.release(at, record.shared_pages, record.pages, record.promised_pages);
+    record.state = RequestState::Free;
+    free_slots_.push(at);
+    at = next;
+  }
   return true;
 }
 

@@ -61,14 +61,15 @@ class TokenStore {
     }
   }
 
-  /// Owner of the slot: frees its first `used` pages and the promise of `promised`.
-  void release(std::uint32_t slot, std::int64_t used, std::int64_t promised) noexcept {
+  /// Owner of the slot: frees pages [shared, used) of its table and the promise of `promised`.
+  void release(std::uint32_t slot, std::int64_t shared, std::int64_t used,
+               std::int64_t promised) noexcept {
     const std::uint32_t* table = this->table(slot);
-    if (used > 0) {
-      for (std::int64_t i = 0; i + 1 < used; ++i) {
+    if (used > shared) {
+      for (std::int64_t i = shared; i + 1 < used; ++i) {
         free_.link(table[i], table[i + 1]);
       }
-      free_.push_chain(table[0], table[used - 1]);
+      free_.push_chain(table[shared], table[used - 1]);
     }
     unpromise(promised);
   }
