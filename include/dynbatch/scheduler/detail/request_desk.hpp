@@ -260,6 +260,11 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
   const std::int64_t promised = request.prompt.kind == PromptKind::Tokens
                                     ? ceil_div(prompt_length + outputs, tokens_.page_tokens())
                                     : prompt_pages + ceil_div(outputs, tokens_.page_tokens());
+  if (promised > tokens_.total_pages()) {
+    return reject({Errc::CanNeverFit, "max_queued_tokens", prompt_length + outputs,
+                   tokens_.total_pages() * tokens_.page_tokens(),
+                   "more tokens than may be queued in all"});
+  }
   if (!tokens_.promise(promised)) {
     return reject({Errc::QueueFull, "max_queued_tokens", prompt_length + outputs,
                    tokens_.total_pages() * tokens_.page_tokens(), "too many tokens are queued"});
