@@ -124,7 +124,7 @@ CostResult find_cost(const std::string& name_or_file) {
   const std::size_t hash = name_or_file.rfind('#');
   const std::string path = name_or_file.substr(0, hash);
   std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file || text.empty()) {
     return fail(fmt::format("'{}' is neither a readable file nor a built-in cost set; these are{}",
                             path, known_names()));

@@ -34,6 +34,7 @@
 #include <dynbatch/kv/prefix_index.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
+#include <dynbatch/model/block_table_mirror.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/kv_event.hpp>

@@ -85,7 +85,7 @@ class ReplayCommand {
       : options_(options), out_(out), err_(err), progress_(err, shows_progress) {}
 
   int run() {
-    for (int (ReplayCommand::*step)() :
+    for (int (ReplayCommand::* const step)() :
          {&ReplayCommand::check_options, &ReplayCommand::check_policies, &ReplayCommand::read_slo,
           &ReplayCommand::load_trace, &ReplayCommand::load_cost, &ReplayCommand::run_policies,
           &ReplayCommand::write_reports}) {
@@ -188,8 +188,12 @@ class ReplayCommand {
       std::int64_t ns = 0;
       const bool is_number =
           colon != std::string_view::npos && parse_seconds(part.substr(colon + 1), ns) && ns > 0;
-      DurationNs* limit = name == "ttft" ? &report_.config.slo.ttft
-                                         : (name == "tpot" ? &report_.config.slo.tpot : nullptr);
+      DurationNs* limit = nullptr;
+      if (name == "ttft") {
+        limit = &report_.config.slo.ttft;
+      } else if (name == "tpot") {
+        limit = &report_.config.slo.tpot;
+      }
       if (!is_number || limit == nullptr || *limit != kUnbounded ||
           (rest.empty() && comma != std::string_view::npos)) {
         return fail(kUsage,
@@ -220,9 +224,11 @@ class ReplayCommand {
   int load_trace() {
     TraceOptions window;
     window.order = options_.lenient ? TraceOrder::Lenient : TraceOrder::Strict;
-    window.format = options_.format == "azure"
-                        ? TraceFormat::Azure
-                        : (options_.format == "csv" ? TraceFormat::Csv : TraceFormat::Auto);
+    if (options_.format == "azure") {
+      window.format = TraceFormat::Azure;
+    } else if (options_.format == "csv") {
+      window.format = TraceFormat::Csv;
+    }
     window.max_requests = options_.requests > 0 ? options_.requests : -1;
     if (const int code = read_window(window); code != kSuccess) {
       return code;

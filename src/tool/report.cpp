@@ -42,7 +42,10 @@ std::string grouped(std::int64_t value) { return grouped(static_cast<double>(val
 
 // Three figures or so, whatever the size.
 std::string short_number(double value) {
-  return grouped(value, value >= 100.0 ? 0 : (value >= 10.0 ? 1 : 2));
+  if (value >= 100.0) {
+    return grouped(value, 0);
+  }
+  return grouped(value, value >= 10.0 ? 1 : 2);
 }
 
 std::string ms_of(DurationNs limit) {

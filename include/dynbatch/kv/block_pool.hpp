@@ -11,6 +11,7 @@
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
+#include <dynbatch/kv/detail/content_cursor.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
 #include <dynbatch/model/kv_event.hpp>
@@ -124,7 +125,7 @@ class BlockPool {
     PrefixNode node = kNoNode;
     std::uint64_t newest = 0;
     std::int64_t found = 0;
-    ContentCursor cursor(content, config_.block_size, 0);
+    detail::ContentCursor cursor(content, config_.block_size, 0);
     while (found < num_blocks) {
       const void* data = cursor.next();
       node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
@@ -234,7 +235,7 @@ class BlockPool {
       }
     }
     const PrefixRoot root{*content.scope, content.has_digests()};
-    ContentCursor cursor(content, config_.block_size, r.num_published);
+    detail::ContentCursor cursor(content, config_.block_size, r.num_published);
     for (; r.num_published < end; ++r.num_published) {
       const BlockId block = table[r.num_published];
       if (!index_.is_blank(block) && !make_blank(block)) {
@@ -303,7 +304,7 @@ class BlockPool {
     child.num_published = min_of(whole, parent.num_published);
     child.tail = kNoNode;
     if (has_rest) {
-      target[whole] = take_block();
+      take_blocks({target + whole, 1});
       child.length = whole + 1;
     }
     ++state_;
@@ -472,58 +473,6 @@ class BlockPool {
     std::int32_t num_published;  // Leading blocks that were entered in the index.
     PrefixNode tail;             // Node of the last published block, or kNoNode: not noted.
     PrefixId tail_id;
-  };
-
-  // Walks the content block by block; a block never straddles two pages.
-  class ContentCursor {
-   public:
-    ContentCursor(const SequenceContentView& content, std::int32_t block_size,
-                  std::int64_t block) noexcept
-        : content_(&content), block_size_(block_size), position_(block * block_size) {}
-
-    // Content of the next block; valid until the next call.
-    const void* next() noexcept {
-      if (left_ == 0) {
-        turn_page();
-      }
-      --left_;
-      position_ += block_size_;
-      if (content_->has_digests()) {
-        return &digest_;
-      }
-      const Token* tokens = tokens_;
-      tokens_ += block_size_;
-      return tokens;
-    }
-
-    // What next() would return for the blocks left in this page.
-    [[nodiscard]] const Token* tokens() const noexcept { return tokens_; }
-    [[nodiscard]] std::int64_t num_left() const noexcept { return left_; }
-    void skip(std::int64_t blocks) noexcept {
-      left_ -= blocks;
-      position_ += blocks * block_size_;
-      tokens_ += blocks * block_size_;
-    }
-
-   private:
-    // Blocks left in the page, or in the unit of a digest.
-    void turn_page() noexcept {
-      if (content_->has_digests()) {
-        digest_ = content_->digest_at(position_);
-        left_ = (content_->digest_unit - position_ % content_->digest_unit) / block_size_;
-        return;
-      }
-      tokens_ = content_->tokens_at(position_);
-      const std::int64_t offset = (position_ + content_->token_base) % content_->page_tokens;
-      left_ = (content_->page_tokens - offset) / block_size_;
-    }
-
-    const SequenceContentView* content_;
-    const Token* tokens_ = nullptr;
-    std::int64_t left_ = 0;
-    std::int64_t block_size_;
-    std::int64_t position_;
-    ContentDigest digest_{};
   };
 
   [[nodiscard]] bool is_row(Row row) const noexcept {

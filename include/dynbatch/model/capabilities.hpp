@@ -20,7 +20,8 @@ struct Capabilities {
   std::int64_t kv_tokens = 0;           ///< KV places; 0 = the pool's own size counts.
   std::span<const GroupSpec> groups{};  ///< Empty = whatever the pool has.
   bool in_order = true;                 ///< Steps run one after the other in plan order.
-  bool future_tokens = false;     ///< A plan may name a token that an unfinished plan will produce.
+  bool future_tokens = false;     ///< A plan may name a token that an unfinished plan will produce;
+                                  ///< used only where in_order is true.
   bool device_positions = false;  ///< Positions after drafts in flight are fixed on the device.
   bool partial_copy = false;      ///< Can copy the first n tokens of a block.
   bool partial_share = false;     ///< Can share any prefix range, not only whole blocks.

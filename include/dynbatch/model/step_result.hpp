@@ -47,16 +47,16 @@ struct Continuation {
 /// A view of a step's results. token_begin is a CSR over the plan's samples: sample s of the plan
 /// produced tokens [token_begin[s], token_begin[s + 1]).
 struct StepResult {
-  std::span<const Outcome> outcomes{  bool is_overfull = false;  ///< The buffer behind it was too small: it is refused.
-};          ///< [chunks]; empty = all Ok.
+  std::span<const Outcome> outcomes{};          ///< [chunks]; empty = all Ok.
   std::span<const std::int32_t> token_begin{};  ///< [num_samples + 1]; empty = one token a sample.
   std::span<const Token> tokens{};
-  std::span<const Continuation> continuations{};
-  std::span<const std::uint32_t>
-      expert_counts{};    ///< [num_layers, num_experts] row-major, or empty.
   std::span<const std::int32_t> draft_begin{};  ///< [num_samples + 1] CSR over drafts, or empty.
   std::span<const Token> drafts{};  ///< Proposals for the next step of each sample's sequence.
-  DurationNs measured{};  ///< completion - max(launch, previous completion); 0 = unknown.
+  std::span<const Continuation> continuations{};
+  std::span<const std::uint32_t>
+      expert_counts{};         ///< [num_layers, num_experts] row-major, or empty.
+  DurationNs measured{};       ///< completion - max(launch, previous completion); 0 = unknown.
+  bool is_overfull = false;    ///< More was added to its buffer than that holds: commit() refuses it.
 };
 
 /// Owns the storage of a StepResult; allocated once for the largest plan. What does not fit is not

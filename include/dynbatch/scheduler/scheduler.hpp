@@ -99,6 +99,10 @@ class Scheduler {
   void pause(PauseMode mode) noexcept { core_->set_pause(mode == PauseMode::New ? 1 : 2); }
   void resume() noexcept { core_->set_pause(0); }
 
+  /// The balancer's long work (a new expert placement); call it from one thread, which need not be
+  /// the driving one if the balancer says so. True if there was something to do.
+  bool balancer_task() noexcept { return core_->policies().balancer.task(); }
+
   /// Counters; each is exact, together they agree when submitters and the driving thread rest.
   [[nodiscard]] SchedulerStats stats() const noexcept { return core_->stats(); }
 
@@ -125,6 +129,14 @@ class Scheduler {
   /// Writes up to out.size() events and returns how many; call until it returns less. Token spans
   /// are valid until the next poll().
   std::size_t poll(std::span<Event> out) noexcept { return core_->poll(out); }
+
+  /// Writes the full block table of each chunk's sequence, for hosts without resident tables: chunk
+  /// c's table begins at out[c * stride], entries behind its end are kNoBlock. InvalidArgument if a
+  /// table is longer than `stride` or `out` is too small. O(chunks * stride).
+  Status materialize(const StepPlan& plan, std::span<BlockId> out,
+                     std::size_t stride) const noexcept {
+    return core_->materialize(plan, out, stride);
+  }
 
   /// Forgets all cached prefixes; false (and nothing changes) while a request holds blocks.
   bool clear_cache() noexcept { return core_->policies().pool.clear(); }

@@ -76,6 +76,8 @@ class SchedulerCore {
   Policies& policies() noexcept { return policies_; }
   [[nodiscard]] const Policies& policies() const noexcept { return policies_; }
   [[nodiscard]] Status check() const noexcept;
+  Status materialize(const StepPlan& plan, std::span<BlockId> out,
+                     std::size_t stride) const noexcept;
   Status make_result(StepResultBuffer& buffer) const noexcept {
     return buffer.allocate(caps_.max_sequences, caps_.max_sequences,
                            caps_.max_sequences * (1 + config_.max_draft_tokens),
@@ -156,7 +158,8 @@ class SchedulerCore {
                          const Composition& composition, Budget& budget) noexcept;
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
     return r.in_flight == 0 ||
-           (caps_.future_tokens && !r.sync_decode && !r.is_stale && r.draft_tokens == 0);
+           (caps_.future_tokens && caps_.in_order && !r.sync_decode && !r.is_stale &&
+            r.draft_tokens == 0);
   }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
     return block_size_ == 0 ? 0
@@ -299,7 +302,7 @@ class SchedulerCore {
   struct Counters {
     Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight,
         preemptions, prefill_tokens, recomputed_tokens, decode_tokens, output_tokens, prefix_hit,
-        prefix_query;
+        prefix_query, draft_tokens, accepted_drafts;
   } counters_;
 };
 

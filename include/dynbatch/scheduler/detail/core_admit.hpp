@@ -103,6 +103,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   if (shares_prefixes_ && !record.no_prefix_read) {
     // At least one position is computed, or there would be nothing to sample from.
     match = policies_.pool.match(content(slot, known), known - 1);
+    if (!caps_.in_order && num_in_flight_ > 0 && match.newest_pending != kNoPlan) {
+      cause = WaitCause::InFlight;  // a plan that may run later has still to write a block of it
+      return Admit::Blocked;
+    }
     if (waits_for_prefill(slot, match.num_tokens)) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;

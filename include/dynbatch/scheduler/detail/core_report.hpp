@@ -204,6 +204,28 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
   return s;
 }
 
+template <class P>
+Status SchedulerCore<P>::materialize(const StepPlan& plan, std::span<BlockId> out,
+                                     std::size_t stride) const noexcept {
+  if (plan.chunks.size() * stride > out.size()) {
+    return {Errc::InvalidArgument, "out", static_cast<std::int64_t>(out.size()),
+            static_cast<std::int64_t>(plan.chunks.size() * stride), "one table a chunk"};
+  }
+  for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
+    const std::span<const BlockId> table = policies_.pool.table(0, plan.chunks[c].row);
+    // Plans in flight may have made the table longer: this plan needs what its context covers.
+    const auto needed = static_cast<std::size_t>(blocks_for(plan.chunks[c].context_length));
+    if (needed > stride || needed > table.size()) {
+      return {Errc::InvalidArgument, "stride", static_cast<std::int64_t>(stride),
+              static_cast<std::int64_t>(needed), "a table is longer"};
+    }
+    for (std::size_t i = 0; i < stride; ++i) {
+      out[c * stride + i] = i < needed ? table[i] : kNoBlock;
+    }
+  }
+  return kOk;
+}
+
 /// Full check of the scheduler's own books and the pool's. O(everything); usable in release builds.
 template <class P>
 Status SchedulerCore<P>::check() const noexcept {

@@ -160,14 +160,15 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   const TimeNs now = now_;
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
+  // What the plan wrote is there before any row leaves, or the pool would not keep it.
   if (is_plain) {
+    policies_.pool.settle(plan.id);
     settle_plain(record, result.tokens.data(), now, feedback);
   } else {
     settle_mixed(record, result, now, feedback);
     take_drafts(record, result);
   }
   flush_outputs();
-  policies_.pool.settle(plan.id);
   for (const ExpertMove& move : record.moves) {
     policies_.balancer.confirm(move.layer);
   }
@@ -179,7 +180,12 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   }
   feedback.now = now;
   feedback.work = padded_work(plan);
-  feedback.measured = is_plain || result.outcomes.empty() ? result.measured : DurationNs{};
+  bool ran_in_full = true;
+  for (const Outcome& outcome : result.outcomes) {
+    ran_in_full =
+        ran_in_full && (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop);
+  }
+  feedback.measured = ran_in_full ? result.measured : DurationNs{};
   policies_.sizer.observe(feedback);
   oldest_ = oldest_ + 1 == config_.max_plans_in_flight ? 0 : oldest_ + 1;
   --num_in_flight_;
@@ -245,6 +251,7 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
     }
   }
   reset_readers();
+  policies_.pool.settle(record.plan.id);
   for (std::size_t i = 0; i < record.num_chunks; ++i) {
     const Chunk& chunk = record.chunks[i];
     const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];

@@ -272,6 +272,11 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
                                           : prompt_pages + ceil_div(outputs, page_tokens);
   const std::int64_t shared = is_tokens ? prompt_length / page_tokens : prompt_pages;
   const std::int64_t all = promised + (request.num_samples - 1) * (promised - shared);
+  if (all > tokens_.total_pages()) {
+    return reject({Errc::CanNeverFit, "max_queued_tokens",
+                   prompt_length + request.num_samples * outputs,
+                   tokens_.total_pages() * page_tokens, "more tokens than may be queued in all"});
+  }
   if (!tokens_.promise(all)) {
     return reject({Errc::QueueFull, "max_queued_tokens", prompt_length + request.num_samples * outputs,
                    tokens_.total_pages() * page_tokens, "too many tokens are queued"});
