@@ -115,14 +115,10 @@ inline Result chunked(const std::vector<Request>& requests, const Cost& cost, st
   return result;
 }
 
-/// What the padding of an ended row costs: it grows with the batch, as in the published comparison,
-/// or the longest context so far counts.
-enum class Padding { Grows, Stays };
-
 /// Request-level batches: an idle engine takes what waits (1 to `batch`) in one prefill step; every
 /// row stays until the longest output ends, and is charged the longest row's context.
 inline Result request_level(const std::vector<Request>& requests, const Cost& cost,
-                            std::size_t batch, Padding padding = Padding::Grows) {
+                            std::size_t batch) {
   Result result;
   result.requests.resize(requests.size());
   std::size_t next = 0;
@@ -155,9 +151,7 @@ inline Result request_level(const std::vector<Request>& requests, const Cost& co
         break;
       }
       for (std::size_t i = first; i < next; ++i) {
-        if (padding == Padding::Grows || generated < requests[i].output) {
-          context = std::max(context, requests[i].input + generated);
-        }
+        context = std::max(context, requests[i].input + generated);
       }
       const auto rows = static_cast<std::int64_t>(next - first);
       now += cost.step_ns(rows, rows * context, 0);

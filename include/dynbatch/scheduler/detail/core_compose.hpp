@@ -119,6 +119,8 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, Ti
     if (was_empty) {
       batch_rows_ = num_running_;
       batch_context_ = 0;
+    } else if (budget.prefill_chunks == 0) {
+      ++batch_context_;  // rows that have ended stay, and grow with the batch
     }
     for (std::size_t i = 0; i < record.num_chunks; ++i) {
       batch_context_ = max_of(batch_context_, record.chunks[i].context_length);
