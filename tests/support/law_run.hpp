@@ -41,15 +41,16 @@ struct LawMix {
   int reserve = 0;   // FcfsAdmission::Reserve
   int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
   int faults = 0;    // 0 none, 1 chunk outcomes, 2 abandons too
+  int extras = 0;    // 0 none, 1 samples, 2 drafts, 3 both
   int pressure = 0;  // 0 ample KV, 1 scarce
-  static constexpr int kAxes = 8;
-  static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 2};
+  static constexpr int kAxes = 9;
+  static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 4, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
-           std::to_string(faults) + " pressure " + std::to_string(pressure);
+           std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " + std::to_string(pressure);
   }
 };
 
@@ -164,6 +165,8 @@ class LawRun {
     config.max_queued_tokens = 6000;
     config.max_context_tokens = 512;
     config.max_plans_in_flight = depth();
+    config.max_draft_tokens = mix_.extras >= 2 ? 4 : 0;
+    executor_.max_drafts = mix_.extras >= 2 ? 5 : 0;
     config.resource_caps[0] = 3;
     auto made = AnyScheduler::make(config, capabilities(), sizers[mix_.sizer],
                                    splitters[mix_.splitter], AnyExpertBalancer(balancer_),
@@ -265,6 +268,9 @@ class LawRun {
     q.no_prefix_read = rng_.one_in(10);
     q.sync_decode = rng_.one_in(6);
     q.atomic_prefill = rng_.one_in(12);
+    if ((mix_.extras & 1) != 0 && q.max_new_tokens != 0 && rng_.one_in(3)) {
+      q.num_samples = static_cast<std::int32_t>(rng_.between(2, 4));
+    }
     ResourceNeed need{0, rng_.between(0, 4)};
     if (rng_.one_in(8)) {
       q.resources = {&need, 1};
@@ -376,7 +382,7 @@ class LawRun {
       for (const Chunk& c : plan.chunks) {
         for (const StepPlan* other : in_flight_) {
           for (const Chunk& o : other->chunks) {
-            if (o.user_data == c.user_data) {
+            if (o.sequence == c.sequence) {
               fail("a sequence stands in two plans without future tokens");
             }
           }
@@ -388,7 +394,7 @@ class LawRun {
   /// Law 6: over non-empty plans nobody who runs is left out more than K times in a row. Checked where
   /// neither memory, faults nor other plans in flight take a sequence out, and the step size is fixed.
   void check_waits(const StepPlan& plan, std::int64_t max_tokens) {
-    if (mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 || mix_.host != 0 || mix_.sizer == 3) {
+    if (mix_.extras != 0 || mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 || mix_.host != 0 || mix_.sizer == 3) {
       return;
     }
     events_.drain(*scheduler_);
@@ -487,38 +493,54 @@ class LawRun {
   /// A terminal event arrived: is it the right one, with the right tokens?
   void check_outcome(std::uint64_t tag, const ToyRecord& record) {
     const ToyRequest& r = requests_[tag];
-    const std::uint64_t id = r.request.id.value;
-    ids_.erase(id);
+    ids_.erase(r.request.id.value);
     if (record.terminals != 1) {
       fail("not exactly one terminal event");
     }
-    for (std::size_t i = 0; i < record.tokens.size(); ++i) {
-      if (record.tokens[i] != toy_token(tag, static_cast<std::int64_t>(i))) {
-        fail("law 10: a token depends on the schedule");
-        break;
+    const bool is_finished = record.terminal == EventKind::Finished;
+    for (std::int32_t sample = 0; sample < r.request.num_samples; ++sample) {
+      static const std::vector<Token> kNone;
+      const auto other = record.others.find(sample);
+      const std::vector<Token>& tokens =
+          sample == 0 ? record.tokens : (other == record.others.end() ? kNone : other->second);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        if (tokens[i] != toy_token(tag, static_cast<std::int64_t>(i), sample)) {
+          fail("law 10: a token depends on the schedule, request " + std::to_string(tag) + " sample " +
+               std::to_string(sample));
+          break;
+        }
       }
-    }
-    const auto n = static_cast<std::int64_t>(record.tokens.size());
-    if (record.terminal == EventKind::Finished) {
+      if (!is_finished) {
+        continue;
+      }
+      const auto n = static_cast<std::int64_t>(tokens.size());
       const std::int64_t prompt = r.request.prompt.kind == PromptKind::Tokens
                                       ? static_cast<std::int64_t>(r.prompt.size())
                                       : r.request.prompt.length;
       std::int64_t expected = r.request.max_new_tokens == kOpenEnded ? kv_limit_ + 1 - prompt
                                                                      : r.request.max_new_tokens;
-      FinishReason reason =
-          r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity : FinishReason::Length;
+      FinishReason reason = r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity
+                                                                   : FinishReason::Length;
       for (std::int64_t i = 0; i < expected; ++i) {
-        if (!r.stop.empty() && toy_token(tag, i) == r.stop[0] &&
+        if (!r.stop.empty() && toy_token(tag, i, sample) == r.stop[0] &&
             i + 1 >= r.request.min_new_tokens) {
           expected = i + 1;
           reason = FinishReason::StopToken;
         }
       }
-      if (record.reason == FinishReason::Host ? n > expected
-                                              : (n != expected || record.reason != reason)) {
-        fail("request " + std::to_string(tag) + " finished with " + std::to_string(n) +
-             " tokens, expected " + std::to_string(expected));
+      const auto end = record.sample_ends.find(sample);
+      if (r.request.num_samples > 1 && end == record.sample_ends.end()) {
+        fail("a sample of a finished request has no end");
+        continue;
       }
+      const FinishReason actual = r.request.num_samples > 1 ? end->second : record.reason;
+      // A pool that is full of other sequences ends an open-ended one where it stands.
+      if (actual == FinishReason::Host ? n > expected : (n != expected || actual != reason)) {
+        fail("request " + std::to_string(tag) + " sample " + std::to_string(sample) +
+             " finished with " + std::to_string(n) + " tokens, expected " + std::to_string(expected));
+      }
+    }
+    if (is_finished) {
     } else if (record.terminal == EventKind::Cancelled && cancelled_.count(tag) == 0) {
       fail("cancelled without a cancel");
     } else if (record.terminal == EventKind::Expired && r.request.start_by == kNever &&

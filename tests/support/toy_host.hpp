@@ -41,10 +41,12 @@ struct ToyRequest {
   }
 };
 
-/// The token that any correct schedule gives the request tagged `tag` (its user_data, unique in a
-/// test) as output `index`.
-inline Token toy_token(std::uint64_t tag, std::int64_t index) {
-  return static_cast<Token>(mix64(tag * 1000003U + static_cast<std::uint64_t>(index)) % 50000U);
+/// The token that any correct schedule gives sample `sample` of the request tagged `tag` (its
+/// user_data, unique in a test) as output `index`.
+inline Token toy_token(std::uint64_t tag, std::int64_t index, std::int32_t sample = 0) {
+  const std::uint64_t key = tag * 1000003U + static_cast<std::uint64_t>(index) +
+                            static_cast<std::uint64_t>(sample) * std::uint64_t{0x9E3779B97F4A7C15};
+  return static_cast<Token>(mix64(key) % 50000U);
 }
 
 /// How often an executor misbehaves: one chunk in n, 0 = never.
@@ -65,6 +67,8 @@ class ToyExecutor {
   void add(const ToyRequest& r) { requests_[r.request.user_data] = r; }
 
   ToyFaults faults;
+  /// Most drafts proposed after a token; 0 = none. About a third of them are wrong.
+  std::int64_t max_drafts = 0;
   /// Where chunks or plans may fail, later work already under way reads what was never written. It
   /// then computes garbage, as a real engine would, and the scheduler must throw that away. Where
   /// nothing fails, a wrong read is reported at once.
@@ -75,6 +79,7 @@ class ToyExecutor {
   void execute(const StepPlan& plan, StepResultBuffer& result) {
     apply_deltas(plan);
     check_shape(plan);
+    apply_copies(plan);
     for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
       const Chunk& chunk = plan.chunks[c];
       Outcome outcome{};
@@ -90,20 +95,36 @@ class ToyExecutor {
                    static_cast<std::int32_t>(rng_.between(0, chunk.num_tokens - 1))};
         ran = outcome.tokens;
       }
-      const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok);
-      if (chunk.num_samples > 0) {
-        if (outcome.kind == OutcomeKind::Ok) {
-          const std::int64_t index = chunk.context_length - prompt_length(chunk.user_data);
-          const Token token = is_clean ? toy_token(chunk.user_data, index) : kGarbageToken;
-          last_token_[chunk.row.value] = token;
-          result.add_sample(token);
-          if (faults.stop > 0 && rng_.one_in(faults.stop)) {
-            outcome = {OutcomeKind::Stop, FinishReason::Host, 1};
-          }
-        } else {
+      std::int32_t accepted = 0;
+      const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok, accepted);
+      for (std::int32_t n = 0; n < chunk.num_samples; ++n) {
+        if (outcome.kind != OutcomeKind::Ok) {
           last_token_[chunk.row.value] = kGarbageToken;
           result.add_sample(std::span<const Token>{});
+          continue;
         }
+        const std::int32_t sample = chunk.kind == ChunkKind::Prefill ? chunk.sample + n : chunk.sample;
+        const std::int64_t first =
+            (chunk.kind == ChunkKind::Prefill ? chunk.context_length : chunk.first_position + 1) -
+            prompt_length(chunk.user_data);
+        std::vector<Token> tokens;
+        for (std::int32_t d = 0; d <= accepted; ++d) {
+          tokens.push_back(is_clean ? toy_token(chunk.user_data, first + d, sample) : kGarbageToken);
+        }
+        if (n == 0) {
+          last_token_[chunk.row.value] = tokens.back();
+        }
+        std::vector<Token> drafts;
+        for (std::int64_t d = max_drafts > 0 ? rng_.between(0, max_drafts) : 0; d > 0; --d) {
+          const std::int64_t index = first + accepted + 1 + static_cast<std::int64_t>(drafts.size());
+          drafts.push_back(rng_.one_in(3) ? 7 : toy_token(chunk.user_data, index, sample));
+        }
+        result.add_sample(tokens, drafts);
+      }
+      if (outcome.kind == OutcomeKind::Ok && chunk.num_samples == 1 && faults.stop > 0 &&
+          rng_.one_in(faults.stop)) {
+        outcome = {OutcomeKind::Stop, FinishReason::Host,
+                   static_cast<std::int32_t>(rng_.between(0, accepted + 1))};
       }
       result.set_outcome(c, outcome);
     }
@@ -135,6 +156,18 @@ class ToyExecutor {
         }
         table.resize(static_cast<std::size_t>(d.index) + 1);
         table[static_cast<std::size_t>(d.index)] = d.block.value;
+      }
+    }
+  }
+
+  void apply_copies(const StepPlan& plan) {
+    for (const GroupPlan& group : plan.groups) {
+      for (const BlockCopy& copy : group.copies) {
+        for (std::int32_t i = 0; i < group.spec.block_size; ++i) {
+          const std::int64_t to = std::int64_t{copy.target.value} * group.spec.block_size + i;
+          const std::int64_t from = std::int64_t{copy.source.value} * group.spec.block_size + i;
+          kv_[to] = i < copy.num_tokens ? kv_[from] : kGarbageKv;
+        }
       }
     }
   }
@@ -175,11 +208,11 @@ class ToyExecutor {
   }
 
   /// Content of position p of a request: its token, or for a digest prompt the digest of its unit.
-  std::uint64_t content(std::uint64_t tag, std::int64_t p) const {
+  std::uint64_t content(std::uint64_t tag, std::int32_t sample, std::int64_t p) const {
     const ToyRequest& r = requests_.at(tag);
     const std::int64_t prompt = prompt_length(tag);
     if (p >= prompt) {
-      return static_cast<std::uint64_t>(toy_token(tag, p - prompt));
+      return static_cast<std::uint64_t>(toy_token(tag, p - prompt, sample));
     }
     if (r.request.prompt.kind == PromptKind::Tokens) {
       return static_cast<std::uint64_t>(r.prompt[static_cast<std::size_t>(p)]);
@@ -197,20 +230,22 @@ class ToyExecutor {
     return h;
   }
   /// Hash of everything position p's KV depends on.
-  std::uint64_t chain(std::uint64_t tag, std::int64_t p) {
-    std::vector<std::uint64_t>& known = chains_[tag];
+  std::uint64_t chain(std::uint64_t tag, std::int32_t sample, std::int64_t p) {
+    std::vector<std::uint64_t>& known = chains_[{tag, sample}];
     if (known.empty()) {
       known.assign(1, scope_hash(tag));
     }
     while (static_cast<std::int64_t>(known.size()) <= p + 1) {
       known.push_back(
-          combine64(known.back(), content(tag, static_cast<std::int64_t>(known.size()) - 1)));
+          combine64(known.back(), content(tag, sample, static_cast<std::int64_t>(known.size()) - 1)));
     }
     return known[static_cast<std::size_t>(p) + 1];
   }
 
-  /// Runs the first `ran` tokens; false if what it computed is garbage.
-  bool run(const StepPlan& plan, const Chunk& chunk, std::int32_t ran, bool spoil) {
+  /// Runs the first `ran` tokens; false if what it computed is garbage. `accepted` = drafts that
+  /// equal the tokens sampled before them.
+  bool run(const StepPlan& plan, const Chunk& chunk, std::int32_t ran, bool spoil,
+           std::int32_t& accepted) {
     const std::uint64_t tag = chunk.user_data;
     if (requests_.find(tag) == requests_.end()) {
       fail("a plan names an unknown request");
@@ -224,6 +259,8 @@ class ToyExecutor {
       is_clean = false;
     };
     const std::int64_t prompt = prompt_length(tag);
+    const bool has_drafts = chunk.kind == ChunkKind::Decode && chunk.num_tokens > 1;
+    std::int32_t good = chunk.num_tokens;  // leading tokens that are the sequence's own
     for (std::int32_t i = 0; i < chunk.num_tokens; ++i) {
       const auto t = static_cast<std::size_t>(chunk.first_token + i);
       const std::int32_t p = chunk.first_position + i;
@@ -236,10 +273,15 @@ class ToyExecutor {
       }
       const bool is_hidden =
           requests_.at(tag).request.prompt.kind == PromptKind::Digests && p < prompt;
-      if (!is_hidden && static_cast<std::uint64_t>(token) != content(tag, p)) {
-        garbage("has a wrong token at position " + std::to_string(p));
+      if (!is_hidden && static_cast<std::uint64_t>(token) != content(tag, chunk.sample, p)) {
+        if (has_drafts && i > 0) {
+          good = std::min(good, i);
+        } else {
+          garbage("has a wrong token at position " + std::to_string(p));
+        }
       }
     }
+    accepted = has_drafts && is_clean ? good - 1 : 0;
     if (plan.groups.empty()) {
       return is_clean;
     }
@@ -253,13 +295,16 @@ class ToyExecutor {
       }
       return static_cast<std::int64_t>(table[index]) * block_size + p % block_size;
     };
-    const std::int32_t end = chunk.first_position + ran;
+    const std::int32_t end = chunk.first_position + std::min(ran, good);
     for (std::int32_t p = 0; p < chunk.first_position && ran > 0 && is_clean; ++p) {
       ++kv_reads;
-      if (kv_[slot_of(p)] != chain(tag, p)) {
-        garbage("reads foreign KV at position " + std::to_string(p) + " of " +
-                std::to_string(chunk.context_length));
+      if (kv_[slot_of(p)] != chain(tag, chunk.sample, p)) {
+        garbage("sample " + std::to_string(chunk.sample) + " reads foreign KV at position " +
+                std::to_string(p) + " of " + std::to_string(chunk.context_length));
       }
+    }
+    if (!is_clean) {
+      accepted = 0;
     }
     for (std::int32_t p = chunk.first_position; p < chunk.first_position + chunk.num_tokens; ++p) {
       const std::int64_t slot = slot_of(p);
@@ -270,8 +315,8 @@ class ToyExecutor {
       }
       // What a chunk was planned to write and did not is garbage, whoever held the place before.
       if (p < end) {
-        kv_[slot] = is_clean ? chain(tag, p) : kGarbageKv;
-      } else if (spoil) {
+        kv_[slot] = is_clean ? chain(tag, chunk.sample, p) : kGarbageKv;
+      } else if (spoil || has_drafts) {
         kv_[slot] = kGarbageKv;
       }
     }
@@ -284,7 +329,7 @@ class ToyExecutor {
   Capabilities capabilities_;
   SplitMix64 rng_;
   std::unordered_map<std::uint64_t, ToyRequest> requests_;
-  std::unordered_map<std::uint64_t, std::vector<std::uint64_t>> chains_;
+  std::map<std::pair<std::uint64_t, std::int32_t>, std::vector<std::uint64_t>> chains_;
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;
   std::unordered_map<std::int32_t, Token> last_token_;
@@ -292,7 +337,9 @@ class ToyExecutor {
 
 /// What happened to one request, from its events.
 struct ToyRecord {
-  std::vector<Token> tokens;
+  std::vector<Token> tokens;                          ///< Of the first sample.
+  std::map<std::int32_t, std::vector<Token>> others;  ///< Of the further ones.
+  std::map<std::int32_t, FinishReason> sample_ends;
   std::vector<EventKind> kinds;
   int terminals = 0;
   EventKind terminal = EventKind::Accepted;
@@ -331,13 +378,23 @@ class ToyEvents {
     r.kinds.push_back(e.kind);
     switch (e.kind) {
       case EventKind::FirstToken:
-      case EventKind::Tokens:
-        if ((e.kind == EventKind::FirstToken) != r.tokens.empty() ||
-            e.first_index != static_cast<std::int64_t>(r.tokens.size()) ||
+      case EventKind::Tokens: {
+        std::vector<Token>& tokens = e.sample == 0 ? r.tokens : r.others[e.sample];
+        if ((e.kind == EventKind::FirstToken) != tokens.empty() ||
+            e.first_index != static_cast<std::int64_t>(tokens.size()) ||
             e.count != static_cast<std::int64_t>(e.tokens.size())) {
           errors.push_back("token events out of order");
         }
-        r.tokens.insert(r.tokens.end(), e.tokens.begin(), e.tokens.end());
+        if (r.sample_ends.count(e.sample) != 0) {
+          errors.push_back("tokens after the end of a sample");
+        }
+        tokens.insert(tokens.end(), e.tokens.begin(), e.tokens.end());
+        break;
+      }
+      case EventKind::SampleFinished:
+        if (!r.sample_ends.insert({e.sample, e.reason}).second) {
+          errors.push_back("a sample finished twice");
+        }
         break;
       case EventKind::Preempted:
         r.preemptions += e.count;
@@ -350,7 +407,11 @@ class ToyEvents {
       r.terminal = e.kind;
       r.reason = e.reason;
       r.error = e.error;
-      if (e.count != static_cast<std::int64_t>(r.tokens.size())) {
+      std::size_t total = r.tokens.size();
+      for (const auto& [sample, tokens] : r.others) {
+        total += tokens.size();
+      }
+      if (e.count != static_cast<std::int64_t>(total)) {
         errors.push_back("the terminal event counts other tokens than were delivered");
       }
     }

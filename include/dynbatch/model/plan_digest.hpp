@@ -26,6 +26,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
     add(c.num_tokens);
     add(c.logits_from);
     add(c.num_samples);
+    add(c.sample);
   }
   h = combine64(h, hash_words(plan.tokens.data(), plan.tokens.size(), 1));
   h = combine64(h, hash_words(plan.positions.data(), plan.positions.size(), 2));

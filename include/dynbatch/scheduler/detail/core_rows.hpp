@@ -57,6 +57,7 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   r.sequence = record.sequence;
   r.request = record.id;
   r.user_data = record.user_data;
+  r.sample = record.sample;
   r.prompt_end = static_cast<std::int32_t>(record.prompt_length);
   r.known = static_cast<std::int32_t>(record.prompt_length + record.outputs);
   r.known_limit = static_cast<std::int32_t>(record.prompt_length + record.max_new);

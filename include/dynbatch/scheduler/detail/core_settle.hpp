@@ -242,7 +242,8 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
                  false, now);
     } else if (outcome.kind == OutcomeKind::Partial) {
       Chunk rest = record.chunks[i];
-      rest.first_position += outcome.tokens;
+      // A decode that was cut short produced nothing that stands: it runs again as a whole.
+      rest.first_position += rest.kind == ChunkKind::Prefill ? outcome.tokens : 0;
       RowState& r = rows_[static_cast<std::size_t>(rest.row.value)];
       if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
         r.committed = rest.first_position;

@@ -80,6 +80,7 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     chunk->first_token = static_cast<std::int32_t>(t);
     chunk->first_sample = sample;
     chunk->num_samples = 1;
+    chunk->sample = r.sample;
     chunk->row = Row{row};
     chunk->kind = ChunkKind::Decode;
     undo->epoch = r.epoch;
@@ -260,6 +261,7 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   chunk.sequence = r.sequence;
   chunk.request = r.request;
   chunk.user_data = r.user_data;
+  chunk.sample = r.sample;
   chunk.context_length = end;
   chunk.row = Row{row};
   chunk.first_sample = record.num_samples;

@@ -133,6 +133,7 @@ struct alignas(64) RowState {
   std::int64_t first_token_ns = 0;
   std::uint64_t last_plan = 0;  ///< Newest plan that names it.
   std::uint32_t slot = 0;
+  std::int32_t sample = 0;
   std::int32_t told_blocks =
       0;  ///< Leading table entries that plans not abandoned have told the host.
   std::int32_t table_tokens = 0;  ///< Positions its block table has room for.
