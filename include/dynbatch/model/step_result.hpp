@@ -105,8 +105,8 @@ class StepResultBuffer {
   /// did not run. `drafts` are proposals for the sequence's next step; the scheduler takes as many
   /// as fit.
   void add_sample(std::span<const Token> tokens, std::span<const Token> drafts = {}) noexcept {
-    if (begin_.size() == begin_.capacity() || tokens.size() > tokens_.capacity() - tokens_.size() ||
-        drafts.size() > drafts_.capacity() - drafts_.size()) {
+    if (begin_.size() == begin_.capacity() ||
+        tokens.size() > tokens_.capacity() - tokens_.size()) {
       is_overfull_ = true;
       return;
     }
@@ -114,7 +114,9 @@ class StepResultBuffer {
       tokens_.push_back(token);
     }
     for (const Token token : drafts) {
-      drafts_.push_back(token);
+      if (drafts_.size() < drafts_.capacity()) {  // more than can be used are dropped
+        drafts_.push_back(token);
+      }
     }
     begin_.push_back(static_cast<std::int32_t>(tokens_.size()));
     draft_begin_.push_back(static_cast<std::int32_t>(drafts_.size()));

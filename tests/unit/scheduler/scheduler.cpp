@@ -388,3 +388,27 @@ TEST_CASE("Decodes that fill every step do not starve a started prefill, nor one
   INFO(worst);
   CHECK(worst <= 9);  // ceil((8 + 60) / 8)
 }
+
+TEST_CASE("A prompt that ends in a step is not decoded in the same step") {
+  // Prefill goes first after a step whose budget left it nothing; its row then stands in the decode
+  // list while the plan is still under construction.
+  SmallOptions o;
+  o.budget = 4;
+  o.plans = 3;
+  o.future_tokens = true;
+  SmallScheduler s = make_small(o);
+  for (std::uint64_t i = 1; i <= 4; ++i) {
+    REQUIRE(submit(s, i, 1, 50));
+  }
+  step(s);
+  REQUIRE(submit(s, 9, 3, 50));
+  for (int i = 0; i < 40; ++i) {
+    const StepPlan* plan = s.plan(TimeNs{});
+    REQUIRE(plan != nullptr);
+    std::map<std::int32_t, int> seen;
+    for (const Chunk& c : plan->chunks) {
+      CHECK(++seen[c.row.value] == 1);
+    }
+    REQUIRE(settle(s, *plan, TimeNs{}));
+  }
+}

@@ -159,7 +159,7 @@ class SchedulerCore {
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
     return r.in_flight == 0 ||
            (caps_.future_tokens && caps_.in_order && !r.sync_decode && !r.is_stale &&
-            r.draft_tokens == 0);
+            r.draft_tokens == 0 && r.last_plan != next_plan_);
   }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
     return block_size_ == 0 ? 0
