@@ -50,7 +50,8 @@ struct LawMix {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
-           std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " + std::to_string(pressure);
+           std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " +
+           std::to_string(pressure);
   }
 };
 
@@ -391,10 +392,12 @@ class LawRun {
     }
   }
 
-  /// Law 6: over non-empty plans nobody who runs is left out more than K times in a row. Checked where
-  /// neither memory, faults nor other plans in flight take a sequence out, and the step size is fixed.
+  /// Law 6: over non-empty plans nobody who runs is left out more than K times in a row. Checked
+  /// where neither memory, faults nor other plans in flight take a sequence out, and the step size
+  /// is fixed.
   void check_waits(const StepPlan& plan, std::int64_t max_tokens) {
-    if (mix_.extras != 0 || mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 || mix_.host != 0 || mix_.sizer == 3) {
+    if (mix_.extras != 0 || mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 ||
+        mix_.host != 0 || mix_.sizer == 3) {
       return;
     }
     events_.drain(*scheduler_);
@@ -423,8 +426,8 @@ class LawRun {
     const std::int64_t bound = (wanted + max_tokens - 1) / max_tokens + 1;
     for (const auto& [tag, wait] : waits_) {
       if (wait.skipped > bound) {
-        fail("law 6: request " + std::to_string(tag) + " was left out " + std::to_string(wait.skipped) +
-             " times in a row, bound " + std::to_string(bound));
+        fail("law 6: request " + std::to_string(tag) + " was left out " +
+             std::to_string(wait.skipped) + " times in a row, bound " + std::to_string(bound));
       }
     }
   }
@@ -505,8 +508,8 @@ class LawRun {
           sample == 0 ? record.tokens : (other == record.others.end() ? kNone : other->second);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] != toy_token(tag, static_cast<std::int64_t>(i), sample)) {
-          fail("law 10: a token depends on the schedule, request " + std::to_string(tag) + " sample " +
-               std::to_string(sample));
+          fail("law 10: a token depends on the schedule, request " + std::to_string(tag) +
+               " sample " + std::to_string(sample));
           break;
         }
       }
@@ -519,8 +522,8 @@ class LawRun {
                                       : r.request.prompt.length;
       std::int64_t expected = r.request.max_new_tokens == kOpenEnded ? kv_limit_ + 1 - prompt
                                                                      : r.request.max_new_tokens;
-      FinishReason reason = r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity
-                                                                   : FinishReason::Length;
+      FinishReason reason =
+          r.request.max_new_tokens == kOpenEnded ? FinishReason::Capacity : FinishReason::Length;
       for (std::int64_t i = 0; i < expected; ++i) {
         if (!r.stop.empty() && toy_token(tag, i, sample) == r.stop[0] &&
             i + 1 >= r.request.min_new_tokens) {
@@ -537,7 +540,8 @@ class LawRun {
       // A pool that is full of other sequences ends an open-ended one where it stands.
       if (actual == FinishReason::Host ? n > expected : (n != expected || actual != reason)) {
         fail("request " + std::to_string(tag) + " sample " + std::to_string(sample) +
-             " finished with " + std::to_string(n) + " tokens, expected " + std::to_string(expected));
+             " finished with " + std::to_string(n) + " tokens, expected " +
+             std::to_string(expected));
       }
     }
     if (is_finished) {

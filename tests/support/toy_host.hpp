@@ -103,20 +103,23 @@ class ToyExecutor {
           result.add_sample(std::span<const Token>{});
           continue;
         }
-        const std::int32_t sample = chunk.kind == ChunkKind::Prefill ? chunk.sample + n : chunk.sample;
+        const std::int32_t sample =
+            chunk.kind == ChunkKind::Prefill ? chunk.sample + n : chunk.sample;
         const std::int64_t first =
             (chunk.kind == ChunkKind::Prefill ? chunk.context_length : chunk.first_position + 1) -
             prompt_length(chunk.user_data);
         std::vector<Token> tokens;
         for (std::int32_t d = 0; d <= accepted; ++d) {
-          tokens.push_back(is_clean ? toy_token(chunk.user_data, first + d, sample) : kGarbageToken);
+          tokens.push_back(is_clean ? toy_token(chunk.user_data, first + d, sample)
+                                    : kGarbageToken);
         }
         if (n == 0) {
           last_token_[chunk.row.value] = tokens.back();
         }
         std::vector<Token> drafts;
         for (std::int64_t d = max_drafts > 0 ? rng_.between(0, max_drafts) : 0; d > 0; --d) {
-          const std::int64_t index = first + accepted + 1 + static_cast<std::int64_t>(drafts.size());
+          const std::int64_t index =
+              first + accepted + 1 + static_cast<std::int64_t>(drafts.size());
           drafts.push_back(rng_.one_in(3) ? 7 : toy_token(chunk.user_data, index, sample));
         }
         result.add_sample(tokens, drafts);
@@ -236,8 +239,8 @@ class ToyExecutor {
       known.assign(1, scope_hash(tag));
     }
     while (static_cast<std::int64_t>(known.size()) <= p + 1) {
-      known.push_back(
-          combine64(known.back(), content(tag, sample, static_cast<std::int64_t>(known.size()) - 1)));
+      known.push_back(combine64(known.back(),
+                                content(tag, sample, static_cast<std::int64_t>(known.size()) - 1)));
     }
     return known[static_cast<std::size_t>(p) + 1];
   }

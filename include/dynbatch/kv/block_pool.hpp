@@ -279,7 +279,8 @@ class BlockPool {
   /// nothing changes then.
   [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept {
     if (!is_row(from) || !is_row(to) || from == to || state_of(to).length != 0) {
-      return {Errc::InvalidArgument, "row", to.value, max_rows_, "needs two rows, the second empty"};
+      return {Errc::InvalidArgument, "row", to.value, max_rows_,
+              "needs two rows, the second empty"};
     }
     const RowState& parent = state_of(from);
     if (tokens < 0 || tokens > parent.length * config_.block_size) {

@@ -14,15 +14,15 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 enum class EventKind : std::uint8_t {
-  Accepted,    ///< The driving thread took the request in.
-  FirstToken,  ///< tokens holds the first output token.
-  Tokens,      ///< tokens holds the following ones; several steps may lie in one event.
+  Accepted,        ///< The driving thread took the request in.
+  FirstToken,      ///< tokens holds the first output token.
+  Tokens,          ///< tokens holds the following ones; several steps may lie in one event.
   SampleFinished,  ///< One of several samples ended; `sample` says which, reason why.
-  Preempted,   ///< It lost its KV and waits again; count = times since the last such event.
-  Finished,    ///< Terminal; reason says why.
-  Cancelled,   ///< Terminal; cancel() was called.
-  Expired,     ///< Terminal; a deadline passed.
-  Failed,      ///< Terminal; error says why.
+  Preempted,       ///< It lost its KV and waits again; count = times since the last such event.
+  Finished,        ///< Terminal; reason says why.
+  Cancelled,       ///< Terminal; cancel() was called.
+  Expired,         ///< Terminal; a deadline passed.
+  Failed,          ///< Terminal; error says why.
 };
 
 [[nodiscard]] constexpr bool is_terminal(EventKind kind) noexcept {

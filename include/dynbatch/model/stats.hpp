@@ -81,11 +81,11 @@ struct SchedulerStats {
   std::uint64_t preemptions = 0;
   std::uint64_t prefill_tokens = 0;     ///< Prompt and recomputed tokens planned.
   std::uint64_t recomputed_tokens = 0;  ///< Tokens planned again after a preemption or a failure.
-  std::uint64_t draft_tokens = 0;           ///< Draft tokens planned.
+  std::uint64_t draft_tokens = 0;       ///< Draft tokens planned.
   std::uint64_t accepted_draft_tokens = 0;  ///< Of these, how many came true.
-  std::uint64_t decode_tokens = 0;      ///< Decode tokens planned.
-  std::uint64_t output_tokens = 0;      ///< Tokens delivered.
-  std::uint64_t prefix_hit_tokens = 0;  ///< Prompt tokens served from the cache at admission.
+  std::uint64_t decode_tokens = 0;          ///< Decode tokens planned.
+  std::uint64_t output_tokens = 0;          ///< Tokens delivered.
+  std::uint64_t prefix_hit_tokens = 0;      ///< Prompt tokens served from the cache at admission.
   std::uint64_t prefix_query_tokens = 0;
 };
 

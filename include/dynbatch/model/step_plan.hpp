@@ -29,7 +29,7 @@ struct Chunk {
   std::int32_t first_token = 0;   ///< Its first entry in StepPlan::tokens.
   std::int32_t first_sample = 0;  ///< Its first entry among the plan's samples.
   std::int32_t num_samples = 0;   ///< Samples wanted: 0 until the prompt is complete.
-  std::int32_t sample = 0;          ///< Which of the request's samples; keys the sampling.
+  std::int32_t sample = 0;        ///< Which of the request's samples; keys the sampling.
   Row row{};
   ChunkKind kind = ChunkKind::Prefill;
 };

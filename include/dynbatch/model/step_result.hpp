@@ -54,9 +54,9 @@ struct StepResult {
   std::span<const Token> drafts{};  ///< Proposals for the next step of each sample's sequence.
   std::span<const Continuation> continuations{};
   std::span<const std::uint32_t>
-      expert_counts{};         ///< [num_layers, num_experts] row-major, or empty.
-  DurationNs measured{};       ///< completion - max(launch, previous completion); 0 = unknown.
-  bool is_overfull = false;    ///< More was added to its buffer than that holds: commit() refuses it.
+      expert_counts{};       ///< [num_layers, num_experts] row-major, or empty.
+  DurationNs measured{};     ///< completion - max(launch, previous completion); 0 = unknown.
+  bool is_overfull = false;  ///< More was added to its buffer than that holds: commit() refuses it.
 };
 
 /// Owns the storage of a StepResult; allocated once for the largest plan. What does not fit is not
@@ -105,8 +105,7 @@ class StepResultBuffer {
   /// did not run. `drafts` are proposals for the sequence's next step; the scheduler takes as many
   /// as fit.
   void add_sample(std::span<const Token> tokens, std::span<const Token> drafts = {}) noexcept {
-    if (begin_.size() == begin_.capacity() ||
-        tokens.size() > tokens_.capacity() - tokens_.size()) {
+    if (begin_.size() == begin_.capacity() || tokens.size() > tokens_.capacity() - tokens_.size()) {
       is_overfull_ = true;
       return;
     }

@@ -30,7 +30,8 @@ struct SchedulerConfig {
   std::int64_t max_context_tokens = 0;
   /// Plans not yet settled; 1..kMaxPlansInFlight.
   std::int32_t max_plans_in_flight = 1;
-  /// Most draft tokens a sequence may carry in one step; 0 = drafts are ignored; at most kMaxDrafts.
+  /// Most draft tokens a sequence may carry in one step; 0 = drafts are ignored; at most
+  /// kMaxDrafts.
   std::int32_t max_draft_tokens = 0;
   /// How often a request's chunk may fail or be lost before the request fails; >= 0.
   std::int32_t max_retries = 2;

@@ -318,7 +318,6 @@ TEST_CASE("BlockPool shrinks to a target and grows again") {
 TEST_CASE("BlockPool says what it does not do") {
   auto pool = make_pool(8);
   const Content c(count_from(0, 16), 16);
-  CHECK(pool.fork(Row{0}, Row{1}, 4).code == Errc::NotSupported);
   CHECK(pool.pin(c.view(), 16, TimeNs{}).code == Errc::NotSupported);
 }
 

@@ -125,8 +125,12 @@ TEST_CASE("TokenStore keeps its promises and takes everything back") {
   }
   CHECK(places.size() == 10);
   CHECK(store.at(0, 17) == store.at(0, 16) + 1);
-  store.release(0, 6, 6);
-  store.release(1, 4, 4);
+  store.release(0, 0, 6, 6);
+  store.release(1, 0, 4, 4);
   CHECK(store.promise(10));
   store.add_pages(2, 0, 10);
+  store.release(2, 10, 10, 0);  // shared pages stay with their owner
+  store.release(2, 9, 10, 1);
+  CHECK(store.promise(1));
+  CHECK_FALSE(store.promise(1));
 }

@@ -50,7 +50,8 @@ TEST_CASE("submit refuses with the field, the value and the limit") {
     return std::string(to_string(status.code)) + "/" + status.field;
   };
   using R = Request;
-  CHECK(code_and_field([](R& r, auto&) { r.num_samples = 2; }) == "not supported/num_samples");
+  CHECK(code_and_field([](R& r, auto&) { r.num_samples = 17; }) == "can never fit/num_samples");
+  CHECK(code_and_field([](R& r, auto&) { r.num_samples = 65; }) == "invalid argument/num_samples");
   CHECK(code_and_field([](R& r, auto&) { r.num_samples = 0; }) == "invalid argument/num_samples");
   CHECK(code_and_field([](R& r, auto&) { r.max_new_tokens = -7; }) ==
         "invalid argument/max_new_tokens");

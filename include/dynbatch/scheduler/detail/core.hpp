@@ -136,10 +136,10 @@ class SchedulerCore {
     const Token* tokens;
     const std::int32_t* begin;  // CSR over the samples; nullptr = one token each
     [[nodiscard]] std::span<const Token> of(std::int32_t sample) const noexcept {
-      return begin == nullptr
-                 ? std::span<const Token>(tokens + sample, 1)
-                 : std::span<const Token>(tokens + begin[sample],
-                                          static_cast<std::size_t>(begin[sample + 1] - begin[sample]));
+      return begin == nullptr ? std::span<const Token>(tokens + sample, 1)
+                              : std::span<const Token>(
+                                    tokens + begin[sample],
+                                    static_cast<std::size_t>(begin[sample + 1] - begin[sample]));
     }
   };
   enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
@@ -157,9 +157,8 @@ class SchedulerCore {
   void plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
                          const Composition& composition, Budget& budget) noexcept;
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
-    return r.in_flight == 0 ||
-           (caps_.future_tokens && caps_.in_order && !r.sync_decode && !r.is_stale &&
-            r.draft_tokens == 0 && r.last_plan != next_plan_);
+    return r.in_flight == 0 || (caps_.future_tokens && caps_.in_order && !r.sync_decode &&
+                                !r.is_stale && r.draft_tokens == 0 && r.last_plan != next_plan_);
   }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
     return block_size_ == 0 ? 0
@@ -266,7 +265,7 @@ class SchedulerCore {
   std::int32_t newest_row_ = -1;
   std::int32_t num_running_ = 0;
   std::int32_t num_draining_ = 0;
-  std::int32_t reserved_rows_ = 0;    // kept for samples that will fork off
+  std::int32_t reserved_rows_ = 0;  // kept for samples that will fork off
   std::int32_t num_tpot_ = 0;
   std::int64_t decoding_kv_ = 0;  // sum of planned over decoding rows
   std::int64_t running_outputs_ = 0;

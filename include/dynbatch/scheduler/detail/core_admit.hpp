@@ -58,16 +58,15 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   RequestRecord& record = desk_[slot];
   const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
   // All samples of a request start together: their rows are kept from the first chunk on.
-  const std::int32_t rows =
-      record.sample == 0 && !record.is_forked ? record.num_samples : 1;
+  const std::int32_t rows = record.sample == 0 && !record.is_forked ? record.num_samples : 1;
   const auto free_rows = static_cast<std::int32_t>(free_rows_.size()) - reserved_rows_;
   if (free_rows < 1 || num_running_ + reserved_rows_ >= limits.max_decode_sequences ||
       budget.prefill_chunks >= limits.max_prefill_sequences) {
     cause = WaitCause::Sequences;
     return Admit::BudgetSpent;
   }
-  if (free_rows < rows || (num_running_ > 0 && num_running_ + reserved_rows_ + rows >
-                                                   limits.max_decode_sequences)) {
+  if (free_rows < rows ||
+      (num_running_ > 0 && num_running_ + reserved_rows_ + rows > limits.max_decode_sequences)) {
     cause = WaitCause::Sequences;
     return Admit::Blocked;
   }
@@ -124,10 +123,14 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
   // Idle cached blocks count as available until they are taken: taking them costs as much as new
   // ones.
-  const std::int64_t fork_blocks =
+  std::int64_t fork_blocks =
       block_size_ > 0 && record.prompt_length % block_size_ != 0 ? rows - 1 : 0;
-  const std::int64_t cost =
-      required - match.num_blocks + match.idle_blocks + headroom + fork_blocks;
+  const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
+  if (num_running_ == 0) {
+    // Nobody would make room later: samples that find no block then compute the prompt themselves.
+    fork_blocks = clamp_to<std::int64_t>(spare - own, 0, fork_blocks);
+  }
+  const std::int64_t cost = own + fork_blocks;
   if (block_size_ > 0 && cost > spare) {
     record.retry_need = cost;
     record.retry_plan = next_plan_ + kRetryPlans;

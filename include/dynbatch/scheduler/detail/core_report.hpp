@@ -302,7 +302,8 @@ Status SchedulerCore<P>::check() const noexcept {
   if (kv != decoding_kv_) {
     return broken("decoding_kv", kv, decoding_kv_);
   }
-  if (reserved != reserved_rows_ || reserved > static_cast<std::int32_t>(free_rows_.size()) + draining) {
+  if (reserved != reserved_rows_ ||
+      reserved > static_cast<std::int32_t>(free_rows_.size()) + draining) {
     return broken("reserved_rows", reserved, reserved_rows_);
   }
   if (held != held_blocks_) {

@@ -51,8 +51,9 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
                "one outcome a chunk, or none at all");
   }
   if (result.is_overfull) {
-    return bad("tokens", static_cast<std::int64_t>(result.tokens.size()), 0,
-               "the result buffer was made for smaller plans, or more was added than the plan wants");
+    return bad(
+        "tokens", static_cast<std::int64_t>(result.tokens.size()), 0,
+        "the result buffer was made for smaller plans, or more was added than the plan wants");
   }
   if (!result.draft_begin.empty()) {
     bool is_csr = result.draft_begin.size() == samples + 1 && result.draft_begin.front() == 0 &&
@@ -66,7 +67,8 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
                  "a CSR over the plan's samples from 0 to drafts.size()");
     }
   } else if (!result.drafts.empty()) {
-    return bad("drafts", static_cast<std::int64_t>(result.drafts.size()), 0, "drafts need draft_begin");
+    return bad("drafts", static_cast<std::int64_t>(result.drafts.size()), 0,
+               "drafts need draft_begin");
   }
   for (const Token token : result.drafts) {
     if (token < 0) {
@@ -87,7 +89,8 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
     }
     for (std::size_t i = 0; i < samples; ++i) {
       if (result.token_begin[i + 1] < result.token_begin[i]) {
-        return bad("token_begin", result.token_begin[i + 1], result.token_begin[i], "must not descend");
+        return bad("token_begin", result.token_begin[i + 1], result.token_begin[i],
+                   "must not descend");
       }
     }
   } else if (result.tokens.size() != samples) {
@@ -342,7 +345,8 @@ void SchedulerCore<P>::settle_drafted(const Chunk& chunk, std::span<const Token>
   r.planned = r.committed;
   r.plain_end = 0;
   if (r.committed >= r.next_publish) {
-    policies_.pool.publish(chunk.row, content(r.slot, r.known), min_of(r.committed, r.known), kNoPlan);
+    policies_.pool.publish(chunk.row, content(r.slot, r.known), min_of(r.committed, r.known),
+                           kNoPlan);
     r.next_publish = (r.committed / block_size_ + 1) * block_size_;
   }
   if (reason != FinishReason::None) {
@@ -378,8 +382,8 @@ void SchedulerCore<P>::take_drafts(const PlanRecord& record, const StepResult& r
   }
 }
 
-/// A further sample starts from the prompt that the first one has computed. It gets the row that was
-/// kept for it; the rest of the prompt's last block is copied with the next plan.
+/// A further sample starts from the prompt that the first one has computed. It gets the row that
+/// was kept for it; the rest of the prompt's last block is copied with the next plan.
 template <class P>
 void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
                                    StepFeedback& feedback) noexcept {
@@ -404,7 +408,10 @@ void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token 
       r.table_tokens = static_cast<std::int32_t>(to.size()) * block_size_;
       if (length % block_size_ != 0) {
         fork_copies_.push_back({{from[to.size() - 1], to.back(), length % block_size_},
-                                Row{row}, Row{target}, r.sequence, length});
+                                Row{row},
+                                Row{target},
+                                r.sequence,
+                                length});
       }
     } else {
       fork_copies_.push_back({{}, Row{row}, Row{target}, r.sequence, length});
@@ -499,7 +506,8 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
     return;
   }
   RequestRecord& record = desk_[r.slot];
-  roll_back(row, chunk.first_position, is_youngest ? r.pending_samples - (chunk.num_samples > 0 ? 1 : 0) : 0,
+  roll_back(row, chunk.first_position,
+            is_youngest ? r.pending_samples - (chunk.num_samples > 0 ? 1 : 0) : 0,
             undo.phase_before);
   r.is_stale = !is_youngest && r.in_flight > 1;
   record.retries += is_charged ? 1 : 0;
@@ -566,7 +574,8 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
   for (std::int32_t p = first; p < num_in_flight_; ++p) {
     for (const ForkCopy& fork : in_flight_plan(p).forks) {
       RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
-      if (r.sequence != fork.sequence || r.phase == RowPhase::Draining || r.phase == RowPhase::Free) {
+      if (r.sequence != fork.sequence || r.phase == RowPhase::Draining ||
+          r.phase == RowPhase::Free) {
         continue;
       }
       if (why == AbandonReason::NotRun) {

@@ -370,7 +370,8 @@ template <class P>
 void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
   for (const ForkCopy& fork : fork_copies_) {
     const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
-    if (r.sequence != fork.sequence || (r.phase != RowPhase::Decode && r.phase != RowPhase::Prefill)) {
+    if (r.sequence != fork.sequence ||
+        (r.phase != RowPhase::Decode && r.phase != RowPhase::Prefill)) {
       continue;
     }
     record.forks.push_back(fork);

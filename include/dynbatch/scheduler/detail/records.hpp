@@ -58,7 +58,7 @@ struct RequestRecord {
   std::int32_t waits_row = -1;      ///< this row (-1 = waits for nobody),
   std::int32_t waits_position = 0;  ///< has planned this position.
   // A request of n samples is n records: the first one's slot stands for the request.
-  std::uint32_t root = 0;         ///< Slot of the first sample.
+  std::uint32_t root = 0;                   ///< Slot of the first sample.
   std::uint32_t next_sample = 0xFFFFFFFFU;  ///< Slot of the following sample.
   std::int64_t shared_pages = 0;  ///< Leading pages of its table that belong to the first sample.
   std::int32_t sample = 0;        ///< Which sample this is.
@@ -139,19 +139,19 @@ struct alignas(64) RowState {
   std::int32_t table_tokens = 0;  ///< Positions its block table has room for.
   std::int32_t next_publish = 0;  ///< Planned positions at which the next full block appears.
 
-  std::int32_t num_drafts = 0;      ///< Proposals for its next decode.
-  std::int32_t draft_tokens = 0;    ///< Of these, how many its chunk in flight carries.
-  std::int32_t fork_blocks = 0;     ///< Kept for the samples that will fork off.
+  std::int32_t num_drafts = 0;     ///< Proposals for its next decode.
+  std::int32_t draft_tokens = 0;   ///< Of these, how many its chunk in flight carries.
+  std::int32_t fork_blocks = 0;    ///< Kept for the samples that will fork off.
   std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
   std::int32_t list_index = 0;     ///< Place in its phase's list.
   std::int32_t recompute_end = 0;  ///< Positions below it were computed before.
   std::int32_t older = -1;         ///< Admission order, doubly linked.
   std::int32_t newer = -1;
-  std::int64_t tpot_ns = 0;  ///< 0 = no limit.
-  bool is_stale = false;     ///< Rolled back while younger plans name it: wait for them.
-  bool requeue = false;      ///< Draining: waits again afterwards.
-  std::int32_t reserved_rows = 0;   ///< Rows kept for the samples that will fork off.
-  bool is_reset = false;     ///< Draining because it read what was never written.
+  std::int64_t tpot_ns = 0;        ///< 0 = no limit.
+  bool is_stale = false;           ///< Rolled back while younger plans name it: wait for them.
+  bool requeue = false;            ///< Draining: waits again afterwards.
+  std::int32_t reserved_rows = 0;  ///< Rows kept for the samples that will fork off.
+  bool is_reset = false;           ///< Draining because it read what was never written.
 };
 
 /// Rows of one phase in a stable order, with a place to start from: rows that the budget left out

@@ -28,7 +28,7 @@ struct IntakeLimits {
   std::int64_t atomic_limit = 0;  ///< Prompt tokens that can ever run in one chunk.
   std::int32_t block_size = 1;
   std::int32_t max_samples = 1;  ///< Sequences that can ever run together.
-  bool all_atomic = false;  ///< The admission policy never splits a prompt.
+  bool all_atomic = false;       ///< The admission policy never splits a prompt.
   std::int64_t resource_caps[kMaxResources]{};
 };
 
@@ -85,8 +85,8 @@ class RequestDesk {
   }
   /// Its terminal event was delivered: the id is free, the slot will be after retire().
   void forget_id(std::uint32_t slot) noexcept { ids_.erase(slot); }
-  /// Frees the slots of a request and its pages; false if a cancel() is on its way into the inbox: try again
-  /// later.
+  /// Frees the slots of a request and its pages; false if a cancel() is on its way into the inbox:
+  /// try again later.
   bool retire(std::uint32_t slot) noexcept;
 
  private:
@@ -194,14 +194,16 @@ inline Status RequestDesk::admissible(const Request& r,
             "must be from 0 to max_new_tokens"};
   }
   if (r.num_samples < 1 || r.num_samples > kMaxSamples) {
-    return {Errc::InvalidArgument, "num_samples", r.num_samples, kMaxSamples, "must be from 1 to 64"};
+    return {Errc::InvalidArgument, "num_samples", r.num_samples, kMaxSamples,
+            "must be from 1 to 64"};
   }
   if (r.num_samples > limits_.max_samples) {
     return {Errc::CanNeverFit, "num_samples", r.num_samples, limits_.max_samples,
             "more sequences than can run together"};
   }
   if (r.num_samples > 1 && r.max_new_tokens == 0) {
-    return {Errc::InvalidArgument, "num_samples", r.num_samples, 1, "nothing to sample with max_new_tokens = 0"};
+    return {Errc::InvalidArgument, "num_samples", r.num_samples, 1,
+            "nothing to sample with max_new_tokens = 0"};
   }
   if (r.stop_tokens.size() > kMaxStopTokens) {
     return {Errc::InvalidArgument, "stop_tokens", static_cast<std::int64_t>(r.stop_tokens.size()),
@@ -278,7 +280,8 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
                    tokens_.total_pages() * page_tokens, "more tokens than may be queued in all"});
   }
   if (!tokens_.promise(all)) {
-    return reject({Errc::QueueFull, "max_queued_tokens", prompt_length + request.num_samples * outputs,
+    return reject({Errc::QueueFull, "max_queued_tokens",
+                   prompt_length + request.num_samples * outputs,
                    tokens_.total_pages() * page_tokens, "too many tokens are queued"});
   }
   std::uint32_t slots[kMaxSamples];
@@ -292,12 +295,13 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
       free_slots_.push(slots[i]);
     }
     tokens_.unpromise(all);
-    return reject(has_slots ? Status{Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value), 0,
-                                     "this id is alive"}
-                            : Status{Errc::QueueFull, "max_live_requests",
-                                     static_cast<std::int64_t>(records_.size()) + 1,
-                                     static_cast<std::int64_t>(records_.size()),
-                                     "too many requests are live"});
+    return reject(has_slots
+                      ? Status{Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value),
+                               0, "this id is alive"}
+                      : Status{Errc::QueueFull, "max_live_requests",
+                               static_cast<std::int64_t>(records_.size()) + 1,
+                               static_cast<std::int64_t>(records_.size()),
+                               "too many requests are live"});
   }
   tokens_.add_pages(slots[0], 0, prompt_pages);
   fill(slots[0], request, prompt_length, promised);
