@@ -16,6 +16,8 @@ inline constexpr std::size_t kMaxResources = 4;
 inline constexpr std::int32_t kMaxDrafts = 64;
 /// Most samples of one request.
 inline constexpr std::int32_t kMaxSamples = 64;
+/// Most data-parallel ranks.
+inline constexpr std::int32_t kMaxRanks = 4096;
 /// Most plans that may be in flight.
 inline constexpr std::int32_t kMaxPlansInFlight = 8;
 
@@ -30,6 +32,12 @@ struct SchedulerConfig {
   std::int64_t max_context_tokens = 0;
   /// Plans not yet settled; 1..kMaxPlansInFlight.
   std::int32_t max_plans_in_flight = 1;
+  /// Data-parallel ranks that step together; 1 = this scheduler is alone. With more, plan()
+  /// composes and seal() finishes the plan once the summaries of all ranks are known; a rank
+  /// without work takes part with a dummy plan.
+  std::int32_t num_ranks = 1;
+  /// Which of the ranks this is; 0..num_ranks - 1.
+  std::int32_t rank = 0;
   /// Most draft tokens a sequence may carry in one step; 0 = drafts are ignored; at most
   /// kMaxDrafts.
   std::int32_t max_draft_tokens = 0;
@@ -54,6 +62,12 @@ struct SchedulerConfig {
     if (max_plans_in_flight < 1 || max_plans_in_flight > kMaxPlansInFlight) {
       return {Errc::InvalidConfig, "max_plans_in_flight", max_plans_in_flight, kMaxPlansInFlight,
               "must be from 1 to 8"};
+    }
+    if (num_ranks < 1 || num_ranks > kMaxRanks) {
+      return {Errc::InvalidConfig, "num_ranks", num_ranks, kMaxRanks, "must be from 1 to 4096"};
+    }
+    if (rank < 0 || rank >= num_ranks) {
+      return {Errc::InvalidConfig, "rank", rank, num_ranks - 1, "must be from 0 to num_ranks - 1"};
     }
     if (max_draft_tokens < 0 || max_draft_tokens > kMaxDrafts) {
       return {Errc::InvalidConfig, "max_draft_tokens", max_draft_tokens, kMaxDrafts,

@@ -113,6 +113,19 @@ class Scheduler {
   /// abandoned.
   const StepPlan* plan(TimeNs now) noexcept { return core_->plan(now); }
 
+  /// Lock-step (Config::num_ranks > 1): what the other ranks need to know of this plan. Exchange
+  /// the summaries of all ranks, in rank order, and hand the same list to each rank's seal().
+  [[nodiscard]] RankSummary summary(const StepPlan& plan) const noexcept {
+    return core_->summary(plan);
+  }
+
+  /// Lock-step: finishes the newest plan: micro-batches and padding, which come out equal on all
+  /// ranks. padded.tokens == 0 means that no rank has work; settle the plan without executing it.
+  /// Before the seal only the plan's chunks, tokens and positions may be read. O(chunks + ranks).
+  Status seal(const StepPlan& plan, std::span<const RankSummary> summaries) noexcept {
+    return core_->seal(plan, summaries);
+  }
+
   /// Why the last plan() answered as it did.
   [[nodiscard]] PlanStatus status() const noexcept { return core_->status(); }
 

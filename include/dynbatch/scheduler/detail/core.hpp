@@ -68,6 +68,8 @@ class SchedulerCore {
 
   // Driving thread.
   const StepPlan* plan(TimeNs now) noexcept;
+  [[nodiscard]] RankSummary summary(const StepPlan& plan) const noexcept;
+  Status seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept;
   Status commit(const StepPlan& plan, const StepResult& result, TimeNs now) noexcept;
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
@@ -125,7 +127,7 @@ class SchedulerCore {
 
   // core_compose.hpp
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
-  void compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept;
+  void compose(PlanRecord& record, const BatchLimits& limits) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
   bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
                             Budget& budget) noexcept;
@@ -181,7 +183,9 @@ class SchedulerCore {
   void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
   void emit_deltas(PlanRecord& record, std::int32_t row) noexcept;
   void drop_planned_chunks(PlanRecord& record) noexcept;
-  void seal(PlanRecord& record, const Composition& composition, TimeNs now) noexcept;
+  void show_chunks(PlanRecord& record, TimeNs now) noexcept;
+  [[nodiscard]] std::int32_t graph_size(std::int32_t rows) const noexcept;
+  void seal(PlanRecord& record, std::span<const RankSummary> ranks) noexcept;
   void explain_empty(TimeNs now) noexcept;
   [[nodiscard]] std::int64_t spare_blocks() const noexcept {
     return policies_.pool.stats().available_blocks() - held_blocks_;
@@ -242,6 +246,7 @@ class SchedulerCore {
   std::int32_t block_shift_ = -1;  // log2(block_size_) where it is a power of two
   GroupSpec group_{};
   bool shares_prefixes_ = false;
+  FixedVector<std::int32_t> graph_sizes_;  // ascending
 
   // Requests.
   SlotHeap waiting_;

@@ -93,7 +93,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   }
   const std::int64_t spare =
       block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
-  if (record.retry_need > spare && next_plan_ < record.retry_plan) {
+  // What was missing beside others is not what is missing alone.
+  if (num_running_ > 0 && record.retry_need > spare && next_plan_ < record.retry_plan) {
     cause = WaitCause::Memory;
     return Admit::Blocked;
   }

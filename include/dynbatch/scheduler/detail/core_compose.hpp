@@ -52,8 +52,9 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
   expire(now);
   policies_.pool.unpin_expired(now);
   status_ = {};
+  const bool is_alone = config_.num_ranks == 1;
   const bool is_idle = waiting_.empty() && num_running_ == 0;
-  if (is_idle && num_in_flight_ == 0) {
+  if (is_idle && num_in_flight_ == 0 && is_alone) {
     status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
     return nullptr;
   }
@@ -65,18 +66,31 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
     status_.state = PlanState::Paused;
     return nullptr;
   }
+  if (num_in_flight_ > 0 && !in_flight_plan(num_in_flight_ - 1).plan.is_sealed) {
+    status_.state = PlanState::NothingRunnable;  // seal() the last plan first
+    status_.cause = WaitCause::InFlight;
+    return nullptr;
+  }
   const BatchLimits limits = policies_.sizer.limits(sizer_input(now));
-  if (limits.not_before > now) {
+  const bool is_early = limits.not_before > now;
+  if (is_early && is_alone) {
     status_.state = PlanState::NotBefore;
     status_.not_before = limits.not_before;
     return nullptr;
   }
   PlanRecord& record = in_flight_plan(num_in_flight_);
   record.clear();
-  compose(record, limits, now);
-  if (record.num_chunks == 0) {
+  record.plan.id = PlanId{next_plan_};
+  if (!is_early) {
+    compose(record, limits);
+  }
+  if (record.num_chunks == 0 && is_alone) {
     explain_empty(now);
     return nullptr;
+  }
+  show_chunks(record, now);
+  if (is_alone) {
+    seal(record, {});
   }
   ++num_in_flight_;
   ++next_plan_;
@@ -87,11 +101,10 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
 }
 
 template <class P>
-void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept {
+void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
   decoding_.squeeze(rows_.data());
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
-  record.plan.id = PlanId{next_plan_};
   const Composition composition =
       policies_.admission.compose({.num_decoding = decoding_.size(),
                                    .num_prefilling = prefilling_.size(),
@@ -126,9 +139,7 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, Ti
       batch_context_ = max_of(batch_context_, record.chunks[i].context_length);
     }
   }
-  if (record.num_chunks > 0) {
-    seal(record, composition, now);
-  }
+  record.pads_to_batch = composition.pad_to_batch;
 }
 
 template <class P>

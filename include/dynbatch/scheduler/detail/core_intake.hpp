@@ -128,6 +128,13 @@ Status SchedulerCore<P>::initialise() noexcept {
     }
   }
   // The host's spans need not outlive make().
+  if (const Status s = graph_sizes_.allocate(caps_.graph_sizes.size(), "capabilities.graph_sizes");
+      !s) {
+    return s;
+  }
+  for (const std::int32_t size : caps_.graph_sizes) {
+    graph_sizes_.push_back(size);
+  }
   caps_.groups = {};
   caps_.graph_sizes = {};
   return kOk;

@@ -153,6 +153,10 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
             num_in_flight_ == 0 ? 0 : static_cast<std::int64_t>(in_flight_plan(0).plan.id.value),
             "plans are committed in order, oldest first"};
   }
+  if (!plan.is_sealed) {
+    return {Errc::WrongPlan, "plan", static_cast<std::int64_t>(plan.id.value), 0,
+            "a plan is sealed before it is executed and committed"};
+  }
   const bool is_plain = is_plain_result(plan, result);
   if (!is_plain) {
     if (const Status s = validate_result(plan, result); !s) {

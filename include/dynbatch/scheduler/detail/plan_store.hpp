@@ -52,6 +52,7 @@ struct PlanRecord {
   FixedVector<RowOp> row_ops;
   FixedVector<ExpertMove> moves;
   GroupPlan group{};
+  bool pads_to_batch = false;
 
   Status allocate(std::int32_t max_rows, std::int64_t max_tokens,
                   std::int64_t max_deltas) noexcept {
@@ -83,6 +84,7 @@ struct PlanRecord {
   void clear() noexcept {
     plan = StepPlan{};
     group = GroupPlan{};
+    pads_to_batch = false;
     num_chunks = 0;
     num_tokens = 0;
     num_samples = 0;
