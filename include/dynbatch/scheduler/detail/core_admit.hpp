@@ -12,7 +12,7 @@ namespace detail {
 template <class P>
 void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
                              Budget& budget) noexcept {
-  if (pause_.load(std::memory_order_acquire) != 0) {
+  if (pause_seen_ != 0) {
     note_blocked(waiting_.top(), WaitCause::Paused);
     return;
   }
@@ -195,6 +195,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
   append_prefill(plan_record, row, static_cast<std::int32_t>(n), budget);
   hold_blocks(r, max_of<std::int64_t>(held - blocks_for(r.table_tokens), 0));
+  if (flight_.is_on()) {
+    record_admitted(slot, known, match.num_tokens);
+  }
   return Admit::Done;
 }
 

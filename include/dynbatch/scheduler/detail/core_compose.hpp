@@ -45,9 +45,14 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
 }
 
 template <class P>
-const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
+const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   advance_clock(host_now);
   const TimeNs now = now_;
+  // Read once: what other threads change meanwhile counts from the next call on, and a flight log
+  // can say which it was.
+  pause_seen_ = pause_.load(std::memory_order_acquire);
+  closed_seen_ = desk_.is_closed();
+  flight_limits_.max_tokens = 0;
   take_in(now);
   expire(now);
   policies_.pool.unpin_expired(now);
@@ -55,14 +60,14 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
   const bool is_alone = config_.num_ranks == 1;
   const bool is_idle = waiting_.empty() && num_running_ == 0;
   if (is_idle && num_in_flight_ == 0 && is_alone) {
-    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+    status_.state = closed_seen_ ? PlanState::Closed : PlanState::Idle;
     return nullptr;
   }
   if (num_in_flight_ == config_.max_plans_in_flight) {
     status_.state = PlanState::InFlightLimit;
     return nullptr;
   }
-  if (pause_.load(std::memory_order_acquire) == 2) {
+  if (pause_seen_ == 2) {
     status_.state = PlanState::Paused;
     return nullptr;
   }
@@ -72,6 +77,7 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
     return nullptr;
   }
   const BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  flight_limits_ = limits;
   const bool is_early = limits.not_before > now;
   if (is_early && is_alone) {
     status_.state = PlanState::NotBefore;
@@ -140,6 +146,9 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
     }
   }
   record.pads_to_batch = composition.pad_to_batch;
+  if (flight_.is_on() && !waiting_.empty()) {
+    note_head(budget.preempted);
+  }
 }
 
 template <class P>
@@ -398,11 +407,10 @@ void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
       status_.request = desk_[rows_[static_cast<std::size_t>(row)].slot].id;
     }
   } else if (!waiting_.empty()) {
-    status_.cause =
-        pause_.load(std::memory_order_relaxed) != 0 ? WaitCause::Paused : WaitCause::Composition;
+    status_.cause = pause_seen_ != 0 ? WaitCause::Paused : WaitCause::Composition;
     status_.request = desk_[waiting_.top()].id;
   } else if (num_running_ == 0) {
-    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+    status_.state = closed_seen_ ? PlanState::Closed : PlanState::Idle;
   }
 }
 

@@ -145,6 +145,9 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
   // A cancel() may be under way for an ended request: see it, so that its slot can be freed.
   desk_.drain_cancelled([&](std::uint32_t slot) {
     if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
+      if (flight_.is_on()) {
+        record_cancel(slot, true, now_);
+      }
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now_);
     }
   });
@@ -201,6 +204,7 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
   s.output_tokens = counters_.output_tokens.get();
   s.prefix_hit_tokens = counters_.prefix_hit.get();
   s.prefix_query_tokens = counters_.prefix_query.get();
+  s.flight_records_lost = flight_.lost();
   return s;
 }
 

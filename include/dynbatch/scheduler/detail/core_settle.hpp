@@ -165,6 +165,9 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   }
   advance_clock(host_now);
   const TimeNs now = now_;
+  if (flight_.is_on()) {
+    record_commit(plan, result, is_plain, now);
+  }
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
   // What the plan wrote is there before any row leaves, or the pool would not keep it.
@@ -515,6 +518,9 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
             undo.phase_before);
   r.is_stale = !is_youngest && r.in_flight > 1;
   record.retries += is_charged ? 1 : 0;
+  if (flight_.is_on()) {
+    record_undone(r, is_charged, false);
+  }
   if (is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
   }
@@ -537,6 +543,9 @@ void SchedulerCore<P>::reset_readers() noexcept {
       ++r.epoch;
       policies_.pool.withdraw(row, r.committed);
       if (r.phase != RowPhase::Draining) {
+        if (flight_.is_on()) {
+          record_undone(r, false, true);
+        }
         detach_row(row.value, true);
       }
     }
@@ -555,6 +564,10 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
             "this plan is not in flight"};
   }
   advance_clock(host_now);
+  if (flight_.is_on()) {
+    flight_.put(FlightKind::Abandon,
+                FlightAbandon{plan.id.value, now_.ns, static_cast<std::uint64_t>(why)});
+  }
   for (std::int32_t p = num_in_flight_ - 1; p >= first;
        --p) {  // youngest first: each undoes the one before
     PlanRecord& record = in_flight_plan(p);

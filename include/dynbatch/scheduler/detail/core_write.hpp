@@ -440,6 +440,9 @@ Status SchedulerCore<P>::seal(const StepPlan& plan, std::span<const RankSummary>
             "this rank's own summary is not the plan's"};
   }
   seal(in_flight_plan(num_in_flight_ - 1), ranks);
+  if (flight_.is_on()) {
+    record_seal(plan, ranks);
+  }
   return kOk;
 }
 

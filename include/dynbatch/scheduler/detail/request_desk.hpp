@@ -37,8 +37,11 @@ class RequestDesk {
  public:
   Status allocate(const SchedulerConfig& config, const IntakeLimits& limits) noexcept;
 
+  /// Whether a request comes from the host or out of a flight log.
+  enum class Kind : std::uint8_t { New, Replayed };
+
   // Any thread.
-  Status submit(const Request& request) noexcept;
+  Status submit(const Request& request, Kind kind = Kind::New) noexcept;
   Status cancel(RequestId id) noexcept;
   void close() noexcept { closed_.store(true, std::memory_order_release); }
   [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
@@ -90,7 +93,7 @@ class RequestDesk {
   bool retire(std::uint32_t slot) noexcept;
 
  private:
-  [[nodiscard]] Status admissible(const Request& request,
+  [[nodiscard]] Status admissible(const Request& request, Kind kind,
                                   std::int64_t& prompt_length) const noexcept;
   void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
             std::int64_t promised) noexcept;
@@ -167,7 +170,7 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
   return kOk;
 }
 
-inline Status RequestDesk::admissible(const Request& r,
+inline Status RequestDesk::admissible(const Request& r, Kind kind,
                                       std::int64_t& prompt_length) const noexcept {
   const bool is_tokens = r.prompt.kind == PromptKind::Tokens;
   prompt_length = is_tokens ? static_cast<std::int64_t>(r.prompt.tokens.size()) : r.prompt.length;
@@ -243,7 +246,7 @@ inline Status RequestDesk::admissible(const Request& r,
             "the prompt has to run in one step and no step is that large"};
   }
   const TimeNs now{max_of(now_.load(std::memory_order_relaxed), r.arrival.ns)};
-  if (r.start_by < now || r.finish_by < now) {
+  if (kind == Kind::New && (r.start_by < now || r.finish_by < now)) {
     const bool is_start = r.start_by < now;
     return {Errc::Expired, is_start ? "start_by" : "finish_by",
             is_start ? r.start_by.ns : r.finish_by.ns, now.ns, "had passed at submission"};
@@ -256,13 +259,13 @@ inline Status RequestDesk::admissible(const Request& r,
   return kOk;
 }
 
-inline Status RequestDesk::submit(const Request& request) noexcept {
+inline Status RequestDesk::submit(const Request& request, Kind kind) noexcept {
   submitted_.fetch_add(1, std::memory_order_relaxed);
-  if (is_closed()) {
+  if (is_closed() && kind == Kind::New) {
     return reject({Errc::Closed, "", 0, 0, "the scheduler was closed"});
   }
   std::int64_t prompt_length = 0;
-  if (const Status s = admissible(request, prompt_length); !s) {
+  if (const Status s = admissible(request, kind, prompt_length); !s) {
     return reject(s);
   }
   const std::int64_t outputs = outputs_limit(request, prompt_length);
