@@ -284,6 +284,10 @@ class LogReplayer {
 
 }  // namespace detail
 
+/// replay_log() with the bundle that the log's label names, over a BlockPool, as replay_policy()
+/// records them. The Status says why there is no such scheduler; else `out` says how it went.
+[[nodiscard]] DYNBATCH_API Status verify_flight_log(FlightLogReader& log, FlightReplay& out);
+
 /// Feeds a fresh scheduler with the inputs of `log` and compares every answer with the recorded
 /// one; ends at the first difference, gap or fault. The scheduler must have been made as the log's
 /// header says (FlightLogReader::config(), capabilities()) with the same policies.
