@@ -580,7 +580,9 @@ class ExplainCommand {
     }
     story.finish();
     if (!is_known) {
-      return fail(kBadInput, fmt::format("no request {} in this log", options_.request));
+      return fail(kBadInput,
+                  fmt::format("no request {} in this log; what submit() refuses is not logged",
+                              options_.request));
     }
     out_ << story.text();
     return end_of_log(log);
