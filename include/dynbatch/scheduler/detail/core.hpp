@@ -290,6 +290,7 @@ class SchedulerCore {
   FixedVector<std::uint32_t> dirty_;  // ring of slots with events
   std::size_t dirty_head_ = 0;
   std::size_t dirty_count_ = 0;
+  std::size_t dirty_mask_ = 0;
   FixedVector<std::uint32_t> delivered_;  // terminal event handed out, slot not yet free
   std::uint64_t next_order_ = 1;
   std::int64_t waiting_tokens_ = 0;

@@ -85,13 +85,13 @@ Status SchedulerCore<P>::initialise() noexcept {
   }
   const auto slots = static_cast<std::size_t>(config_.max_live_requests);
   const auto rows = static_cast<std::size_t>(caps_.max_sequences);
+  const auto ring = static_cast<std::size_t>(next_power_of_two(config_.max_live_requests));
   for (const Status& s :
        {desk_.allocate(config_, limits), waiting_.allocate(slots, "max_live_requests"),
         deadlines_.allocate(slots, "max_live_requests"),
         sequence_slots_.allocate(slots, "max_live_requests"),
         sequence_generations_.allocate(slots, "max_live_requests"),
-        dirty_.allocate(slots, "max_live_requests"),
-        delivered_.allocate(slots, "max_live_requests"),
+        dirty_.allocate(ring, "max_live_requests"), delivered_.allocate(slots, "max_live_requests"),
         passed_over_.allocate(kLookahead + 1, "lookahead"),
         fork_copies_.allocate(rows, "max_sequences"),
         drafts_.allocate(rows * static_cast<std::size_t>(config_.max_draft_tokens),
@@ -102,7 +102,8 @@ Status SchedulerCore<P>::initialise() noexcept {
       return s;
     }
   }
-  dirty_.resize(slots);
+  dirty_.resize(ring);
+  dirty_mask_ = ring - 1;
   for (std::size_t i = slots; i > 0; --i) {
     sequence_slots_.push_back(static_cast<std::uint32_t>(i - 1));
   }

@@ -9,11 +9,7 @@ namespace detail {
 
 template <class P>
 void SchedulerCore<P>::push_dirty(std::uint32_t slot) noexcept {
-  std::size_t tail = dirty_head_ + dirty_count_;
-  if (tail >= dirty_.size()) {
-    tail -= dirty_.size();
-  }
-  dirty_.data()[tail] = slot;
+  dirty_.data()[(dirty_head_ + dirty_count_) & dirty_mask_] = slot;
   ++dirty_count_;
 }
 
@@ -165,7 +161,7 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
     if (!report(slot, out, n)) {
       break;
     }
-    dirty_head_ = dirty_head_ + 1 == dirty_.size() ? 0 : dirty_head_ + 1;
+    dirty_head_ = (dirty_head_ + 1) & dirty_mask_;
     --dirty_count_;
     RequestRecord& record = desk_[slot];
     record.is_dirty = false;

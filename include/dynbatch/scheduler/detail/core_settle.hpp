@@ -215,9 +215,9 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
   for (std::size_t i = 0; i < num_chunks; ++i) {
     const Chunk& chunk = chunks[i];
     RowState& r = states[chunk.row.value];
-    if (r.epoch == undo[i].epoch && r.phase == RowPhase::Decode && chunk.num_samples == 1 &&
-        r.in_flight == 1 && r.write_room > 0 && !r.checks_tokens && r.known + 1 < r.known_limit &&
-        r.known != r.prompt_end && chunk.context_length == r.known) {
+    // Planned as plain, so nothing can end with it; the row may have left, or its page may be full.
+    if (undo[i].is_plain && r.epoch == undo[i].epoch && r.phase == RowPhase::Decode &&
+        r.write_room > 0) {
       const Token token = tokens[chunk.first_sample];
       r.committed = chunk.context_length;
       --r.pending_samples;
@@ -226,8 +226,7 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
       r.last_token = token;
       r.last_token_ns = now.ns;
       ++r.known;
-      r.in_flight = 0;
-      r.is_stale = false;
+      --r.in_flight;
       ++settled_outputs_;
       if (!r.is_dirty) {
         r.is_dirty = true;

@@ -86,6 +86,7 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     undo->epoch = r.epoch;
     undo->blocks_before = r.told_blocks;
     undo->phase_before = RowPhase::Decode;
+    undo->is_plain = !r.checks_tokens;
     query_start[c] = static_cast<std::int32_t>(t);
     rows[c] = row;
     lengths[c] = next;
@@ -265,7 +266,7 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   chunk.context_length = end;
   chunk.row = Row{row};
   chunk.first_sample = record.num_samples;
-  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase};
+  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase, false};
   if (r.told_blocks * block_size_ < r.table_tokens) {
     emit_deltas(record, row);
   }
@@ -305,7 +306,7 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
     const std::int64_t block =
         policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
     r.slot_base = (block - index) * block_size_;
-    r.plain_end = min_of(min_of((index + 1) * block_size_, r.next_publish - 1), r.known_limit - 1);
+    r.plain_end = min_of(min_of((index + 1) * block_size_, r.next_publish - 1), r.known_limit - 2);
   } else {
     r.plain_end = 0;
   }
