@@ -32,11 +32,14 @@ namespace {
 // 1234567 -> "1,234,567".
 template <class Int>
 std::string grouped(Int value) {
-  std::string text = fmt::format("{}", value);
-  const std::size_t first = text.front() == '-' ? 1 : 0;
-  for (std::size_t at = text.size(); at > first + 3;) {
-    at -= 3;
-    text.insert(at, ",");
+  const std::string digits = fmt::format("{}", value);
+  const std::size_t first = digits.front() == '-' ? 1 : 0;
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > first && (digits.size() - i) % 3 == 0) {
+      text.push_back(',');
+    }
+    text.push_back(digits[i]);
   }
   return text;
 }
