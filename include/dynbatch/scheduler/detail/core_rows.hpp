@@ -39,6 +39,10 @@ AdmissionRequest SchedulerCore<P>::admission_view(std::uint32_t slot) const noex
   view.output_tokens = record.outputs;
   view.priority = record.priority;
   view.num_preemptions = record.preemptions;
+  view.num_displacements = record.displacements;
+  view.max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_);
+  view.key = record.key;
+  view.was_admitted = record.was_admitted;
   view.request_class = record.request_class;
   return view;
 }
@@ -138,6 +142,11 @@ void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
     sync_record(r);
     desk_[r.slot].state = RequestState::Leaving;
   }
+  if constexpr (AdmissionOptions::kHasOnLeave || AdmissionOptions::kHasMayAdmit) {
+    const AdmissionRequest view = admission_view(r.slot);
+    AdmissionOptions::on_leave(policies_.admission, view);
+    wake(AdmissionOptions::quota_group(policies_.admission, view));
+  }
   counters_.running.set(static_cast<std::uint64_t>(num_running_));
   if (r.in_flight == 0) {
     finish_detach(row);
@@ -192,12 +201,12 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   set_phase(row, phase);
 }
 
-/// Takes a running sequence's blocks away; it waits again and computes them anew.
+/// Takes a running sequence's blocks away, at once or when the last plan in flight that names it is
+/// settled; it waits again and computes them anew.
 template <class P>
 void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   RequestRecord& record = desk_[r.slot];
-  DYNBATCH_ASSERT(r.in_flight == 0, "a sequence in flight cannot be preempted");
   budget.preempted = true;
   ++record.preemptions;
   ++record.unreported_preemptions;
