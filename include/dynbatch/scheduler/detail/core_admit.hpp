@@ -108,7 +108,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     spare = block_size_ > 0 ? spare_blocks() : spare;
     left = min_of(budget.tokens, budget.prefill_tokens);
   }
-  if (record.retry_need > spare && next_plan_ < record.retry_plan) {
+  // An idle scheduler looks again at once: it asks for no headroom.
+  if (num_running_ > 0 && record.retry_need > spare && next_plan_ < record.retry_plan) {
     cause = WaitCause::Memory;
     return Admit::Blocked;
   }
@@ -259,6 +260,11 @@ void SchedulerCore<P>::displace(PlanRecord& record, std::uint32_t slot, std::int
     const bool was_preempted = budget.preempted;
     give_way(record, victim, budget);
     budget.preempted = was_preempted;  // it made room for one: that one is to be admitted
+    if (budget.chunk_dropped) {
+      // At once: the plan has room for one chunk a row, and the victim's row may be used again.
+      drop_planned_chunks(record);
+      budget.chunk_dropped = false;
+    }
   }
 }
 
