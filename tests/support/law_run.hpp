@@ -164,7 +164,8 @@ class LawRun {
     fcfs_.emplace(admission);
     priority_.emplace(PriorityAging::Config{
         .rules = admission, .aging = milliseconds(2), .displace = mix_.order == 2});
-    deadline_.emplace(EarliestDeadline::Config{.rules = admission, .default_due = milliseconds(30)});
+    deadline_.emplace(
+        EarliestDeadline::Config{.rules = admission, .default_due = milliseconds(30)});
     shortest_.emplace(
         ShortestFirst::Config{.rules = admission, .aging_per_token = microseconds(100)});
     FairShare::Config fair;
@@ -191,9 +192,9 @@ class LawRun {
     config.max_context_tokens = 512;
     config.max_plans_in_flight = depth();
     config.resource_caps[0] = 3;
-    auto made = AnyScheduler::make(config, capabilities(), sizers[mix_.sizer],
-                                   splitters[mix_.splitter], AnyExpertBalancer(balancer_),
-                                   pools[mix_.pool], admissions[mix_.order]);
+    auto made =
+        AnyScheduler::make(config, capabilities(), sizers[mix_.sizer], splitters[mix_.splitter],
+                           AnyExpertBalancer(balancer_), pools[mix_.pool], admissions[mix_.order]);
     if (!made) {
       char text[200];
       format_status(made.status(), text, sizeof(text));
@@ -421,10 +422,12 @@ class LawRun {
     }
   }
 
-  /// Law 6: over non-empty plans nobody who runs is left out more than K times in a row. Checked where
-  /// neither memory, faults nor other plans in flight take a sequence out, and the step size is fixed.
+  /// Law 6: over non-empty plans nobody who runs is left out more than K times in a row. Checked
+  /// where neither memory, faults nor other plans in flight take a sequence out, and the step size
+  /// is fixed.
   void check_waits(const StepPlan& plan, std::int64_t max_tokens) {
-    if (mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 || mix_.host != 0 || mix_.sizer == 3) {
+    if (mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 || mix_.host != 0 ||
+        mix_.sizer == 3) {
       return;
     }
     events_.drain(*scheduler_);
@@ -453,8 +456,8 @@ class LawRun {
     const std::int64_t bound = (wanted + max_tokens - 1) / max_tokens + 1;
     for (const auto& [tag, wait] : waits_) {
       if (wait.skipped > bound) {
-        fail("law 6: request " + std::to_string(tag) + " was left out " + std::to_string(wait.skipped) +
-             " times in a row, bound " + std::to_string(bound));
+        fail("law 6: request " + std::to_string(tag) + " was left out " +
+             std::to_string(wait.skipped) + " times in a row, bound " + std::to_string(bound));
       }
     }
   }

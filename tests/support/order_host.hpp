@@ -11,8 +11,7 @@
 namespace dynbatch::test {
 
 template <class Admission>
-using OrderScheduler =
-    Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, BlockPool<>, Admission>;
+using OrderScheduler = Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, BlockPool<>, Admission>;
 
 /// The rules of vLLM: strict order, no credit for preempted requests. SmallOptions holds the rest.
 inline AdmissionRules strict_rules() { return {.max_bypass = 0, .requeue_blocks = 0}; }

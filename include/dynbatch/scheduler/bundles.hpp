@@ -477,6 +477,10 @@ template <class Bundle>
   return bundle.validate();
 }
 
+/// The names that with_bundle() knows.
+inline constexpr const char* kBundleNames =
+    "static, chunked, prefill_first, orca, no_evict, max_util, dynbatch";
+
 /// Makes the bundle that `spec` names, sets its options and calls visit(bundle), which returns
 /// Status. The one list of shipped bundles: a further bundle is added here.
 template <class Visit>

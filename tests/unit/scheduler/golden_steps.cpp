@@ -179,10 +179,8 @@ TEST_CASE("G18 order by priority, arrival, submission") {
   const std::int32_t priorities[] = {2, 1, 1, 0, 1};
   const std::int64_t arrivals[] = {1, 3, 2, 4, 2};
   for (std::uint64_t id = 0; id < 5; ++id) {
-    REQUIRE(submit_order(s, {.id = id,
-                             .length = 4,
-                             .priority = priorities[id],
-                             .arrival = {arrivals[id]}}));
+    REQUIRE(submit_order(
+        s, {.id = id, .length = 4, .priority = priorities[id], .arrival = {arrivals[id]}}));
   }
   for (const std::uint64_t id : {3U, 2U, 4U, 1U, 0U}) {
     CHECK(run_one(s, TimeNs{5}) == Scheduled{{id, 4}});

@@ -65,9 +65,8 @@ TEST_CASE("R06 a request of low priority starts when its waiting has made up for
   REQUIRE(submit_order(s, {.id = 1000, .length = 4, .priority = 10}));
   int started = -1;
   for (int step = 0; step <= 20 && started < 0; ++step) {
-    REQUIRE(submit_order(s, {.id = static_cast<std::uint64_t>(step),
-                             .length = 4,
-                             .arrival = at_ms(step)}));
+    REQUIRE(submit_order(
+        s, {.id = static_cast<std::uint64_t>(step), .length = 4, .arrival = at_ms(step)}));
     const Scheduled tokens = run_one(s, at_ms(step));
     REQUIRE(tokens.size() == 1);
     started = tokens.count(1000) != 0 ? step : started;
@@ -133,9 +132,8 @@ TEST_CASE("no order thrashes where memory is scarce") {
 TEST_CASE("a request loses its place to better ones a bounded number of times") {
   SmallOptions o;
   o.rows = 1;
-  auto s = make_order(
-      o, PriorityAging(PriorityAging::Config{
-             .aging = kUnbounded, .displace = true, .max_displacements = 3}));
+  auto s = make_order(o, PriorityAging(PriorityAging::Config{
+                             .aging = kUnbounded, .displace = true, .max_displacements = 3}));
   REQUIRE(submit_order(s, {.id = 1000, .length = 16, .outputs = 30, .priority = 5}));
   std::uint64_t next = 1;
   for (int step = 0; step < 200 && s.stats().finished < 40; ++step) {
@@ -172,7 +170,8 @@ TEST_CASE("a sequence that stands in plans in flight is displaced, its surplus d
   o.rows = 2;
   o.plans = 3;
   o.future_tokens = true;
-  auto s = make_order(o, PriorityAging(PriorityAging::Config{.aging = kUnbounded, .displace = true}));
+  auto s =
+      make_order(o, PriorityAging(PriorityAging::Config{.aging = kUnbounded, .displace = true}));
   REQUIRE(submit_order(s, {.id = 1, .length = 16, .outputs = 20, .priority = 9}));
   REQUIRE(submit_order(s, {.id = 2, .length = 16, .outputs = 20, .priority = 8}));
   std::vector<const StepPlan*> plans;
@@ -250,8 +249,8 @@ TEST_CASE("a row that ends its prompt in a plan is not decoded in the same plan"
 TEST_CASE("who is due first starts first, who has no deadline waits a bounded time") {
   SmallOptions o;
   o.rows = 1;
-  auto s = make_order(
-      o, EarliestDeadline(EarliestDeadline::Config{.default_due = milliseconds(5)}));
+  auto s =
+      make_order(o, EarliestDeadline(EarliestDeadline::Config{.default_due = milliseconds(5)}));
   REQUIRE(submit_order(s, {.id = 1000, .length = 4}));
   int started = -1;
   for (int step = 0; step <= 20 && started < 0; ++step) {
@@ -268,14 +267,13 @@ TEST_CASE("short ones pass a long one for a bounded time") {
   SmallOptions o;
   o.rows = 1;
   o.budget = 2048;
-  auto s = make_order(
-      o, ShortestFirst(ShortestFirst::Config{.aging_per_token = microseconds(100)}));
+  auto s =
+      make_order(o, ShortestFirst(ShortestFirst::Config{.aging_per_token = microseconds(100)}));
   REQUIRE(submit_order(s, {.id = 1000, .length = 100}));
   int started = -1;
   for (int step = 0; step <= 20 && started < 0; ++step) {
-    REQUIRE(submit_order(s, {.id = static_cast<std::uint64_t>(step),
-                             .length = 20,
-                             .arrival = at_ms(step)}));
+    REQUIRE(submit_order(
+        s, {.id = static_cast<std::uint64_t>(step), .length = 20, .arrival = at_ms(step)}));
     started = run_one(s, at_ms(step)).count(1000) != 0 ? step : started;
   }
   CHECK(started == 9);  // 80 tokens more: 8 ms; then the larger size loses the tie
@@ -355,8 +353,10 @@ TEST_CASE("a tenant alone gets everything, one that was idle has nothing banked"
   // Both have a backlog now: they take turns from the start, tenant 2 does not catch up.
   std::map<std::uint64_t, int> first_ten;
   for (int i = 0; i < 20; ++i) {
-    REQUIRE(submit_order(s, {.id = 1000 + static_cast<std::uint64_t>(i), .length = 10, .tenant = 1}));
-    REQUIRE(submit_order(s, {.id = 2000 + static_cast<std::uint64_t>(i), .length = 10, .tenant = 2}));
+    REQUIRE(
+        submit_order(s, {.id = 1000 + static_cast<std::uint64_t>(i), .length = 10, .tenant = 1}));
+    REQUIRE(
+        submit_order(s, {.id = 2000 + static_cast<std::uint64_t>(i), .length = 10, .tenant = 2}));
   }
   for (int i = 0; i < 10; ++i) {
     ++first_ten[run_one(s).begin()->first / 1000];
