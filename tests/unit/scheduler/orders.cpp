@@ -6,6 +6,7 @@
 #include <dynbatch/batch/prefix_affinity.hpp>
 #include <dynbatch/batch/priority_aging.hpp>
 #include <dynbatch/batch/shortest_first.hpp>
+#include <dynbatch/batch/unbounded_sizer.hpp>
 
 #include "order_host.hpp"
 
@@ -215,35 +216,84 @@ TEST_CASE("a sequence that stands in plans in flight is displaced, its surplus d
   CHECK(lives[3].outputs == 20);
 }
 
-TEST_CASE("a row that ends its prompt in a plan is not decoded in the same plan") {
-  // A budget that decodes use up makes the prompt go first in the next step; with future tokens its
-  // first output could be read there at once.
+TEST_CASE("two better ones take two places in one step") {
   SmallOptions o;
-  o.budget = 2;
-  o.plans = 4;
-  o.future_tokens = true;
-  auto s = make_order(o, FcfsAdmission());
+  o.rows = 3;
+  auto s = make_order(o, PriorityAging(PriorityAging::Config{.displace = true}));
   for (std::uint64_t id = 1; id <= 3; ++id) {
-    REQUIRE(submit_order(s, {.id = id, .length = 3, .outputs = 9}));
+    REQUIRE(submit_order(
+        s, {.id = id, .length = 4, .outputs = 9, .priority = static_cast<std::int32_t>(5 + id)}));
   }
-  std::vector<const StepPlan*> plans;
+  run_one(s);
+  for (std::uint64_t id = 11; id <= 12; ++id) {
+    REQUIRE(submit_order(s, {.id = id, .length = 4, .outputs = 9}));
+  }
+  CHECK(run_one(s) == Scheduled{{1, 1}, {11, 4}, {12, 4}});
+  CHECK(run_out(s) > 0);
+  CHECK(s.stats().preemptions == 2);
+}
+
+TEST_CASE("a preempted request goes ahead of its equals, also those that came before it") {
+  // 2 does not fit and is passed by 3; when 3 has lost its blocks it comes back before 2.
+  SmallOptions o;
+  o.blocks = 8;
+  o.budget = 256;
+  AdmissionRules rules;
+  rules.requeue_blocks = 0;
+  auto s = make_order(o, FcfsAdmission(rules));
+  REQUIRE(submit_order(s, {.id = 1, .length = 80, .outputs = 30}));
+  REQUIRE(submit_order(s, {.id = 2, .length = 90, .outputs = 30}));
+  REQUIRE(submit_order(s, {.id = 3, .length = 32, .outputs = 30}));
+  CHECK(run_one(s) == Scheduled{{1, 80}, {3, 32}});
+  std::vector<std::uint64_t> starts;
   for (int i = 0; i < 200 && s.stats().live > 0; ++i) {
-    if (const StepPlan* plan = s.plan(TimeNs{}); plan != nullptr) {
-      std::set<std::int32_t> rows(plan->rows.begin(), plan->rows.end());
-      CHECK(rows.size() == plan->chunks.size());
-      plans.push_back(plan);
-    }
-    if (plans.size() == 4 || i % 3 == 0) {
-      if (!plans.empty()) {
-        const std::vector<Token> samples(static_cast<std::size_t>(plans.front()->num_samples), 1);
-        StepResult result;
-        result.tokens = samples;
-        REQUIRE(s.commit(*plans.front(), result, TimeNs{}));
-        plans.erase(plans.begin());
+    for (const auto& [id, tokens] : run_one(s)) {
+      if (tokens > 1) {
+        starts.push_back(id);
       }
     }
   }
-  CHECK(s.stats().finished == 3);
+  CHECK(starts == std::vector<std::uint64_t>{3, 2});
+}
+
+namespace {
+
+/// A budget for each step.
+class SteppedSizer : public UnboundedSizer {
+ public:
+  [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
+    BatchLimits out = UnboundedSizer::limits(in);
+    out.max_tokens = kBudgets[step_ < 3 ? step_++ : 3];
+    out.max_prefill_tokens = out.max_tokens;
+    return out;
+  }
+
+ private:
+  static constexpr std::int64_t kBudgets[] = {2, 1, 4, 8};
+  int step_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a row that ends its prompt in a plan is not decoded in the same plan") {
+  // The decode uses up the second step, so the prompt goes first in the third. Its first output
+  // could be read there at once, as a future token: that is the next plan's work.
+  Capabilities caps;
+  caps.future_tokens = true;
+  SchedulerConfig config;
+  config.max_plans_in_flight = 4;
+  auto made = Scheduler<SteppedSizer, NoSplit, NullBalancer, BlockPool<>, FcfsAdmission>::make(
+      config, caps, SteppedSizer{}, NoSplit{}, NullBalancer{},
+      BlockPool<>(BlockPool<>::Config{.num_blocks = 100}), FcfsAdmission{});
+  REQUIRE(made.has_value());
+  auto& s = *made;
+  REQUIRE(submit_order(s, {.id = 1, .length = 1, .outputs = 2}));
+  REQUIRE(submit_order(s, {.id = 2, .length = 2, .outputs = 9}));
+  CHECK(tokens_of(s.plan(TimeNs{})) == Scheduled{{1, 1}, {2, 1}});
+  CHECK(tokens_of(s.plan(TimeNs{})) == Scheduled{{1, 1}});
+  CHECK(tokens_of(s.plan(TimeNs{})) == Scheduled{{2, 1}});
+  CHECK(tokens_of(s.plan(TimeNs{})) == Scheduled{{2, 1}});
+  CHECK(s.check());
 }
 
 TEST_CASE("who is due first starts first, who has no deadline waits a bounded time") {
