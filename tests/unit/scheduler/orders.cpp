@@ -526,6 +526,19 @@ TEST_CASE("requests held by a limit can be cancelled and expire, the next one co
   CHECK(s.stats().running == 0);
 }
 
+TEST_CASE("who was woken and is cancelled before it starts leaves its turn to the next") {
+  SmallOptions o;
+  o.rows = 8;
+  auto s = make_order(o, FairShare(with_limits(1, 0)));
+  REQUIRE(submit_order(s, {.id = 9, .length = 8, .outputs = 50, .tenant = 2}));
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    REQUIRE(submit_order(s, {.id = id, .length = 8, .outputs = 1, .tenant = 1}));
+  }
+  CHECK(run_one(s) == Scheduled{{1, 8}, {9, 8}});
+  CHECK(s.cancel(RequestId{2}));
+  CHECK(run_one(s) == Scheduled{{3, 8}, {9, 1}});
+}
+
 TEST_CASE("a policy of one's own may hold everybody back while others run") {
   // At most two running, whoever asks: one quota group for all.
   struct TwoAtOnce : FcfsAdmission {
