@@ -3,6 +3,7 @@
 
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/version.hpp>
+#include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 
 #include "tool/replay_command.hpp"
