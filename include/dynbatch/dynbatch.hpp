@@ -12,8 +12,14 @@
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/base/version.hpp>
+#include <dynbatch/batch/admission_rules.hpp>
 #include <dynbatch/batch/dynamic_sizer.hpp>
+#include <dynbatch/batch/earliest_deadline.hpp>
+#include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/prefix_affinity.hpp>
+#include <dynbatch/batch/priority_aging.hpp>
+#include <dynbatch/batch/shortest_first.hpp>
 #include <dynbatch/batch/static_sizer.hpp>
 #include <dynbatch/batch/step_time_fit.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>

@@ -81,6 +81,8 @@ std::string reason_of(std::uint8_t cause, const FlightPlan& plan) {
       return "composition: the policy ran something else first";
     case WaitCause::Paused:
       return "paused: admission was paused";
+    case WaitCause::Quota:
+      return "quota: the admission policy's own limit, such as a tenant's";
     default:
       return to_string(static_cast<WaitCause>(cause));
   }
@@ -213,6 +215,8 @@ class Story {
     num_plans_ = 0;
     first_token_plan_ = 0;
     has_first_token_ = false;
+    num_displacements_ = 0;
+    is_parked_ = false;
     waits_.clear();
     text_ += fmt::format(
         "request {}: {}, {}{}{}\n", id_, counted(request.prompt_length, "prompt token"),
@@ -283,15 +287,19 @@ class Story {
       is_waiting_ = false;
     }
     for (const FlightPreempted& preempted : preemptions_) {
-      line(plan.now, fmt::format("preempted by plan {}{} with {}: others needed its blocks ({})",
-                                 preempted.plan, sample_text(preempted.sample),
-                                 counted(preempted.outputs, "new token"),
-                                 counted(preempted.count, "preemption") + " so far"));
+      const bool is_displaced = preempted.displacements > num_displacements_;
+      num_displacements_ = preempted.displacements;
+      line(plan.now,
+           fmt::format(
+               "preempted by plan {}{} with {}: {} ({} so far)", preempted.plan,
+               sample_text(preempted.sample), counted(preempted.outputs, "new token"),
+               is_displaced ? "its place went to one that outranks it" : "others needed its blocks",
+               counted(preempted.count, "preemption")));
       start_waiting(plan.now);
     }
     if (is_waiting_ && preemptions_.empty()) {
       if (was_composed(plan) || static_cast<PlanState>(plan.state) == PlanState::Paused) {
-        waits_.add(why_waiting(id_, record));
+        waits_.add(why(record));
         ++num_plans_;
       }
     }
@@ -315,8 +323,23 @@ class Story {
     }
   }
 
+  // Who is held back by a quota is named once, then not looked at until the quota changes.
+  std::string why(const FlightRecord& record) {
+    constexpr auto kQuota = static_cast<std::uint8_t>(WaitCause::Quota);
+    bool is_named = false;
+    for (const FlightWait& wait : record.waits) {
+      if (wait.request == id_ && wait.is_running == 0) {
+        is_named = true;
+        is_parked_ = wait.cause == kQuota;
+      }
+    }
+    is_parked_ = is_parked_ && record.plan.num_parked > 0;
+    return is_parked_ && !is_named ? reason_of(kQuota, record.plan) : why_waiting(id_, record);
+  }
+
   void start_waiting(std::int64_t now) {
     is_waiting_ = true;
+    is_parked_ = false;
     waits_since_ = now;
     num_plans_ = 0;
     waits_.clear();
@@ -366,7 +389,9 @@ class Story {
   std::int64_t last_ = 0;
   std::int64_t num_plans_ = 0;
   std::uint64_t first_token_plan_ = 0;
+  std::int32_t num_displacements_ = 0;
   bool has_first_token_ = false;
+  bool is_parked_ = false;
   bool is_alive_ = false;
   bool is_waiting_ = false;
 };
@@ -480,10 +505,16 @@ class Summary {
       chunk_tokens_ += chunk.num_tokens;
     }
     std::int64_t in_queue = plan.num_waiting;
+    std::int64_t parked = plan.num_parked;
     const std::string behind = why_waiting(UINT64_MAX, record);
     for (const FlightWait& wait : record.waits) {
       reasons_.add(reason_of(wait.cause, plan));
-      in_queue -= wait.is_running == 0 ? 1 : 0;
+      const bool is_parked = wait.cause == static_cast<std::uint8_t>(WaitCause::Quota);
+      in_queue -= wait.is_running == 0 && !is_parked ? 1 : 0;
+      parked -= is_parked ? 1 : 0;
+    }
+    if (was_composed(plan) && parked > 0) {
+      reasons_.add(reason_of(static_cast<std::uint8_t>(WaitCause::Quota), plan), parked);
     }
     if (was_composed(plan) && in_queue > 0) {
       reasons_.add(behind, in_queue);

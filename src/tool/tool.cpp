@@ -3,6 +3,7 @@
 
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/version.hpp>
+#include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 
 #include "tool/explain_command.hpp"
@@ -31,6 +32,8 @@ constexpr const char* kExamples = R"(Examples:
       the highest rate at which 90 % of the requests do
   dynbatch replay --policy chunked:budget=512,chunked:budget=2048 --json out.json
       two settings of one policy, with all metrics in a file
+  dynbatch replay --policy orca:reserve=8192,prefill_first,no_evict,max_util,dynbatch
+      the rules of other engines beside the default ones
   dynbatch replay --policy dynbatch --record run.flight
       writes the flight log of the run; explain reads it, or one from production
   dynbatch explain run.flight --request 17
@@ -48,16 +51,26 @@ std::string cost_help() {
   return text;
 }
 
+template <class... Bundles>
+std::string options_of() {
+  std::string text;
+  ((text += fmt::format("\n{}: {}", Bundles::kName, Bundles::kOptions)), ...);
+  return text;
+}
+
+std::string policy_help() {
+  return "NAME[:key=value...][,NAME...] of these, with their options" +
+         options_of<StaticBundle, ChunkedBundle, PrefillFirstBundle, OrcaBundle, NoEvictBundle,
+                    MaxUtilBundle, DynbatchBundle>();
+}
+
 void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--trace", o.trace, "trace file (default: an embedded workload)");
   command.add_option("--format", o.format, "auto, azure or csv")
       ->check(CLI::IsMember({"auto", "azure", "csv"}))
       ->capture_default_str();
   command.add_flag("--lenient", o.lenient, "sort rows by arrival, skip rows without tokens");
-  command
-      .add_option("--policy", o.policy,
-                  "NAME[:key=value...][,NAME...] of static, chunked and dynbatch")
-      ->capture_default_str();
+  command.add_option("--policy", o.policy, policy_help())->capture_default_str();
   command.add_option("--cost", o.cost, cost_help());
   command.add_option("--kv-tokens", o.kv_tokens, "KV places a unit")->capture_default_str();
   command.add_option("--max-seqs", o.max_seqs, "sequences at once a unit")->capture_default_str();

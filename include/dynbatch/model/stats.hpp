@@ -37,6 +37,7 @@ enum class WaitCause : std::uint8_t {
   InFlight,     ///< It stands in a plan that is not settled.
   Composition,  ///< The admission policy runs something else first.
   Paused,
+  Quota,  ///< The admission policy's own limit, such as a tenant's, is reached.
 };
 
 [[nodiscard]] constexpr const char* to_string(WaitCause cause) noexcept {
@@ -59,6 +60,8 @@ enum class WaitCause : std::uint8_t {
       return "composition";
     case WaitCause::Paused:
       return "paused";
+    case WaitCause::Quota:
+      return "quota";
   }
   return "unknown";
 }

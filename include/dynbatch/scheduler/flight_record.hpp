@@ -176,7 +176,8 @@ struct FlightPlan {
   std::int64_t max_prefill_tokens = 0;
   std::int32_t max_prefill_sequences = 0;
   std::int32_t max_decode_sequences = 0;
-  std::int32_t num_waiting = 0;  ///< After the plan.
+  std::int32_t num_waiting = 0;  ///< In the queue after the plan.
+  std::int32_t num_parked = 0;   ///< Beside it, held back by the admission policy's own limit.
   std::int32_t num_running = 0;
   std::int32_t num_decodes = 0;
   std::uint32_t num_waits = 0;
@@ -186,7 +187,7 @@ struct FlightPlan {
   std::uint8_t bound = 0;  ///< SizerBound: what held max_decode_sequences down.
   std::uint8_t pause = 0;  ///< 0 = running, 1 = PauseMode::New, 2 = PauseMode::All.
   FlightBool is_closed = 0;
-  std::uint8_t reserved[7]{};
+  std::uint8_t reserved[3]{};
 };
 
 /// One rank's summary.
@@ -258,7 +259,9 @@ struct FlightPreempted {
   std::uint64_t plan = 0;
   std::int64_t outputs = 0;  ///< So far.
   std::int32_t sample = 0;
-  std::int32_t count = 0;  ///< Preemptions of it so far, this one included.
+  std::int32_t count = 0;          ///< Preemptions of it so far, this one included.
+  std::int32_t displacements = 0;  ///< Of these, for the place of one that outranks it.
+  std::int32_t reserved = 0;
 };
 
 struct FlightUndone {

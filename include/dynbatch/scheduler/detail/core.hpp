@@ -98,6 +98,8 @@ class SchedulerCore {
   }
 
  private:
+  using AdmissionOptions = OptionalAdmission<decltype(Policies::admission)>;
+
   /// What one step may still take.
   struct Budget {
     std::int64_t tokens = 0;
@@ -115,6 +117,7 @@ class SchedulerCore {
   void expire(TimeNs now) noexcept;
   void enqueue(std::uint32_t slot) noexcept;
   void dequeue(std::uint32_t slot) noexcept;
+  void push_waiting(std::uint32_t slot) noexcept;
   void set_deadline(std::uint32_t slot) noexcept;
   void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
                    TimeNs now) noexcept;
@@ -135,11 +138,12 @@ class SchedulerCore {
   void hold_blocks(RowState& r, std::int64_t blocks) noexcept;
   [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept;
   [[nodiscard]] AdmissionRequest admission_view(std::uint32_t slot) const noexcept;
+  [[nodiscard]] std::int32_t choose_victim() const noexcept;
 
   // core_compose.hpp
   const StepPlan* next_plan(TimeNs now) noexcept;
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
-  void compose(PlanRecord& record, const BatchLimits& limits) noexcept;
+  bool compose(PlanRecord& record, const BatchLimits& limits) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
   bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
                             Budget& budget) noexcept;
@@ -156,9 +160,20 @@ class SchedulerCore {
                                     static_cast<std::size_t>(begin[sample + 1] - begin[sample]));
     }
   };
-  enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
+  enum class Admit : std::uint8_t { Done, Blocked, Parked, BudgetSpent };
   Admit try_admit(PlanRecord& record, std::uint32_t slot, const BatchLimits& limits, Budget& budget,
                   WaitCause& cause) noexcept;
+  [[nodiscard]] bool has_place(const BatchLimits& limits) const noexcept {
+    return static_cast<std::int32_t>(free_rows_.size()) > reserved_rows_ &&
+           num_running_ + reserved_rows_ < limits.max_decode_sequences;
+  }
+  [[nodiscard]] bool may_displace(std::uint32_t slot) const noexcept;
+  void displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
+                Budget& budget) noexcept;
+  [[nodiscard]] bool parks(std::uint32_t slot) noexcept;
+  void unpark(std::uint32_t slot) noexcept;
+  void wake(std::int32_t group) noexcept;
+  void wake_all() noexcept;
   [[nodiscard]] bool waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept;
   [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b,
                                   std::int64_t tokens) const noexcept;
@@ -295,6 +310,17 @@ class SchedulerCore {
   std::uint64_t next_order_ = 1;
   std::int64_t waiting_tokens_ = 0;
   std::int64_t resource_use_[kMaxResources]{};
+  // Requests that wait for their quota, a list for each group; they stand in no heap.
+  struct ParkedList {
+    std::uint32_t first = kNoSlot;
+    std::uint32_t last = kNoSlot;
+  };
+  Buffer<ParkedList> parked_;
+  std::size_t num_parked_ = 0;
+  // Who was last found to outrank nobody, and how many had been admitted by then.
+  std::uint64_t num_admitted_ = 0;
+  std::uint64_t outranks_nobody_since_ = 0;
+  std::uint32_t outranks_nobody_ = kNoSlot;
 
   // Rows.
   Buffer<RowState> rows_;
@@ -334,8 +360,9 @@ class SchedulerCore {
   /// A request that does not fit is matched against the prefix cache again after so many plans.
   static constexpr std::uint64_t kRetryPlans = 64;
   FixedVector<PassedOver> passed_over_;
-  FixedVector<ForkCopy> fork_copies_;  // of forks since the last plan
-  Buffer<Token> drafts_;               // [max_sequences, max_draft_tokens]
+  FixedVector<ForkCopy> fork_copies_;     // of forks since the last plan
+  Buffer<Token> drafts_;                  // [max_sequences, max_draft_tokens]
+  FixedVector<std::int32_t> candidates_;  // rows that might give way, from the last admitted on
   std::atomic<int> pause_{0};
   int pause_seen_ = 0;  // what the plan() under way has read, once
   bool closed_seen_ = false;

@@ -58,7 +58,7 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   policies_.pool.unpin_expired(now);
   status_ = {};
   const bool is_alone = config_.num_ranks == 1;
-  const bool is_idle = waiting_.empty() && num_running_ == 0;
+  const bool is_idle = waiting_.empty() && num_parked_ == 0 && num_running_ == 0;
   if (is_idle && num_in_flight_ == 0 && is_alone) {
     status_.state = closed_seen_ ? PlanState::Closed : PlanState::Idle;
     return nullptr;
@@ -87,8 +87,11 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   PlanRecord& record = in_flight_plan(num_in_flight_);
   record.clear();
   record.plan.id = PlanId{next_plan_};
-  if (!is_early) {
-    compose(record, limits);
+  // A victim that leaves the step empty makes room for others: look once more. Each round has one
+  // running sequence less, so this ends.
+  while (!is_early && compose(record, limits) && record.num_chunks == 0) {
+    record.clear();
+    record.plan.id = PlanId{next_plan_};
   }
   if (record.num_chunks == 0 && is_alone) {
     explain_empty(now);
@@ -106,11 +109,13 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   return &record.plan;
 }
 
+/// Fills the plan; true if a running sequence gave way for it.
 template <class P>
-void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
+bool SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
   decoding_.squeeze(rows_.data());
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
+  flight_waits_.clear();
   const Composition composition =
       policies_.admission.compose({.num_decoding = decoding_.size(),
                                    .num_prefilling = prefilling_.size(),
@@ -149,6 +154,7 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   if (flight_.is_on() && !waiting_.empty()) {
     note_head(budget.preempted);
   }
+  return budget.preempted;
 }
 
 template <class P>
@@ -157,7 +163,7 @@ void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& 
   if (composition.prefill && prefilling_.size() > 0) {
     plan_prefills(record, budget);
   }
-  if (composition.admit && !waiting_.empty()) {
+  if (composition.admit && !(waiting_.empty() && (num_parked_ == 0 || num_running_ > 0))) {
     admit(record, limits, budget);
   }
 }
@@ -188,8 +194,9 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
       continue;
     }
     RowState& r = rows_[static_cast<std::size_t>(row)];
-    if (!may_plan(r) || r.known + r.pending_samples >= r.known_limit) {
-      continue;  // it stands in a plan in flight, or all it may produce is in flight
+    if (!may_plan(r) || r.last_plan == record.plan.id.value ||
+        r.known + r.pending_samples >= r.known_limit) {
+      continue;  // it stands in a plan in flight, or in this one, or all it may produce is planned
     }
     if (budget.tokens == 0) {
       decoding_.set_start(index);  // whom this step leaves out comes first in the next
@@ -289,49 +296,19 @@ bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t t
 template <class P>
 bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks,
                                  Budget& budget) noexcept {
-  struct Candidates {
-    const SchedulerCore* core;
-    std::uint64_t plan;
-    /// The index-th candidate from the newest on: not in any plan but the one under construction.
-    std::int32_t row_at(std::int32_t index) const noexcept {
-      std::int32_t at = core->newest_row_;
-      for (; at >= 0; at = core->rows_[static_cast<std::size_t>(at)].older) {
-        if (may_give_way(core->rows_[static_cast<std::size_t>(at)]) && index-- == 0) {
-          break;
-        }
-      }
-      return at;
-    }
-    bool may_give_way(const RowState& r) const noexcept {
-      return r.in_flight == (r.last_plan == plan ? 1 : 0);
-    }
-  };
-  const Candidates candidates{this, record.plan.id.value};
   while (spare_blocks() + rows_[static_cast<std::size_t>(row)].held_blocks < blocks) {
-    std::int32_t count = 0;
+    candidates_.clear();
     for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
-      count += candidates.may_give_way(rows_[static_cast<std::size_t>(at)]) ? 1 : 0;
+      const RowState& r = rows_[static_cast<std::size_t>(at)];
+      // Not in any plan but the one under construction.
+      if (r.in_flight == (r.last_plan == record.plan.id.value ? 1 : 0)) {
+        candidates_.push_back(at);
+      }
     }
-    if (count == 0) {
+    if (candidates_.empty()) {
       return false;
     }
-    const VictimList list(
-        &candidates,
-        [](const void* context, std::int32_t index) noexcept {
-          const auto& c = *static_cast<const Candidates*>(context);
-          const std::int32_t at = c.row_at(index);
-          const RowState& r = c.core->rows_[static_cast<std::size_t>(at)];
-          VictimCandidate candidate;
-          candidate.request = c.core->admission_view(r.slot);
-          candidate.request.output_tokens = r.known - r.prompt_end;
-          candidate.row = Row{at};
-          candidate.computed_tokens = r.committed;
-          candidate.num_blocks = c.core->blocks_for(r.table_tokens);
-          return candidate;
-        },
-        count);
-    const std::int32_t victim =
-        candidates.row_at(clamp_to(policies_.admission.victim(list), 0, count - 1));
+    const std::int32_t victim = choose_victim();
     if (victim == row) {
       if (num_in_flight_ > 0 || num_draining_ > 0) {
         return false;  // blocks come back when plans in flight are settled
@@ -346,6 +323,28 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
     give_way(record, victim, budget);
   }
   return true;
+}
+
+/// The row among candidates_ that the admission policy names.
+template <class P>
+std::int32_t SchedulerCore<P>::choose_victim() const noexcept {
+  const VictimList list(
+      this,
+      [](const void* context, std::int32_t index) noexcept {
+        const auto& core = *static_cast<const SchedulerCore*>(context);
+        const std::int32_t row = core.candidates_[static_cast<std::size_t>(index)];
+        const RowState& r = core.rows_[static_cast<std::size_t>(row)];
+        VictimCandidate candidate;
+        candidate.request = core.admission_view(r.slot);
+        candidate.request.output_tokens = r.known - r.prompt_end;
+        candidate.row = Row{row};
+        candidate.computed_tokens = r.committed;
+        candidate.num_blocks = core.blocks_for(r.table_tokens);
+        return candidate;
+      },
+      static_cast<std::int32_t>(candidates_.size()));
+  return candidates_[static_cast<std::size_t>(
+      clamp_to(policies_.admission.victim(list), 0, list.size() - 1))];
 }
 
 /// Preempts a row, with the chunk that it may have in the plan under construction, and whoever was

@@ -176,6 +176,7 @@ void SchedulerCore<P>::record_plan(const StepPlan* plan) noexcept {
   f.pause = static_cast<std::uint8_t>(pause_seen_);
   f.is_closed = closed_seen_ ? 1 : 0;
   f.num_waiting = static_cast<std::int32_t>(waiting_.size());
+  f.num_parked = static_cast<std::int32_t>(num_parked_);
   f.num_running = num_running_;
   const bool was_composed = flight_limits_.max_tokens > 0;
   if (!was_composed) {
@@ -331,7 +332,7 @@ template <class P>
 void SchedulerCore<P>::record_preempted(const RowState& r) noexcept {
   flight_.put(FlightKind::Preempted,
               FlightPreempted{r.request.value, next_plan_, r.known - r.prompt_end, r.sample,
-                              desk_[r.slot].preemptions});
+                              desk_[r.slot].preemptions, desk_[r.slot].displacements, 0});
 }
 
 template <class P>

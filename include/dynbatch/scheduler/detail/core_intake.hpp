@@ -97,6 +97,8 @@ Status SchedulerCore<P>::initialise() noexcept {
         drafts_.allocate(rows * static_cast<std::size_t>(config_.max_draft_tokens),
                          "max_draft_tokens"),
         rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"),
+        candidates_.allocate(rows, "max_sequences"),
+        parked_.allocate(AdmissionOptions::kHasMayAdmit ? kMaxQuotaGroups : 1, "quota_group"),
         decoding_.allocate(rows), prefilling_.allocate(rows)}) {
     if (!s) {
       return s;
@@ -104,6 +106,9 @@ Status SchedulerCore<P>::initialise() noexcept {
   }
   dirty_.resize(ring);
   dirty_mask_ = ring - 1;
+  for (ParkedList& list : parked_.span()) {
+    list = ParkedList{};
+  }
   for (std::size_t i = slots; i > 0; --i) {
     sequence_slots_.push_back(static_cast<std::uint32_t>(i - 1));
   }
@@ -193,6 +198,10 @@ void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
     end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
     return;
   }
+  if (!AdmissionOptions::can_ever_admit(policies_.admission, admission_view(slot))) {
+    end_request(slot, EventKind::Failed, FinishReason::None, Errc::CanNeverFit, now);
+    return;
+  }
   enqueue(slot);
   set_deadline(slot);
 }
@@ -200,21 +209,41 @@ void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
 template <class P>
 void SchedulerCore<P>::enqueue(std::uint32_t slot) noexcept {
   RequestRecord& record = desk_[slot];
-  const AdmissionKey key = policies_.admission.key(admission_view(slot));
+  AdmissionRequest view = admission_view(slot);
+  if (shares_prefixes_ && !record.no_prefix_read && !record.was_admitted &&
+      AdmissionOptions::wants_cached_tokens(policies_.admission)) {
+    const std::int64_t known = record.prompt_length + record.outputs;
+    view.cached_tokens = policies_.pool.match(content(slot, known), known - 1).num_tokens;
+  }
+  record.key = policies_.admission.key(view);
+  record.was_queued = true;
   record.state = RequestState::Waiting;
   record.bypassed = 0;
   record.retry_need = 0;
   waiting_tokens_ += record.prompt_length + record.outputs;
-  waiting_.push(slot, {key.primary, key.secondary, record.order});
-  counters_.waiting.set(waiting_.size());
+  push_waiting(slot);
+}
+
+/// Into the queue. Among equals who has run before goes ahead, then the earlier submission.
+template <class P>
+void SchedulerCore<P>::push_waiting(std::uint32_t slot) noexcept {
+  constexpr std::uint64_t kNeverRan = std::uint64_t{1} << 63U;
+  const RequestRecord& record = desk_[slot];
+  waiting_.push(slot, {record.key.primary, record.key.secondary,
+                       record.order | (record.was_admitted ? 0 : kNeverRan)});
+  counters_.waiting.set(waiting_.size() + num_parked_);
 }
 
 template <class P>
 void SchedulerCore<P>::dequeue(std::uint32_t slot) noexcept {
   const RequestRecord& record = desk_[slot];
   waiting_tokens_ -= record.prompt_length + record.outputs;
-  waiting_.erase(slot);
-  counters_.waiting.set(waiting_.size());
+  if (record.is_parked) {
+    unpark(slot);
+  } else {
+    waiting_.erase(slot);
+  }
+  counters_.waiting.set(waiting_.size() + num_parked_);
 }
 
 /// The earliest deadline that still applies: start_by until the first chunk, finish_by always.
@@ -246,11 +275,19 @@ void SchedulerCore<P>::end_sequence(std::uint32_t slot, FinishReason reason, Tim
                   "a sequence ends once");
   if (record.state == RequestState::Waiting) {
     dequeue(slot);
+    if (record.is_woken) {
+      wake(record.quota_group);
+    }
   } else if (record.state == RequestState::Running) {
     sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
     detach_row(record.row.value, false);
   }
   sequence_slots_.push_back(record.sequence.slot);
+  if constexpr (AdmissionOptions::kHasOnEnd) {
+    if (record.was_queued) {
+      AdmissionOptions::on_end(policies_.admission, admission_view(slot));
+    }
+  }
   record.state = RequestState::Ended;
   record.row = kNoRow;
   record.reason = reason;

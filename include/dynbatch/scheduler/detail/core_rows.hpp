@@ -39,6 +39,15 @@ AdmissionRequest SchedulerCore<P>::admission_view(std::uint32_t slot) const noex
   view.output_tokens = record.outputs;
   view.priority = record.priority;
   view.num_preemptions = record.preemptions;
+  if (record.state == RequestState::Running) {
+    view.num_sequences = 1 + rows_[static_cast<std::size_t>(record.row.value)].reserved_rows;
+  } else if (record.sample == 0 && !record.is_forked) {
+    view.num_sequences = record.num_samples;
+  }
+  view.num_displacements = record.displacements;
+  view.max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_);
+  view.key = record.key;
+  view.was_admitted = record.was_admitted;
   view.request_class = record.request_class;
   return view;
 }
@@ -121,6 +130,9 @@ void SchedulerCore<P>::hold_blocks(RowState& r, std::int64_t blocks) noexcept {
 template <class P>
 void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
+  const AdmissionRequest leaving = AdmissionOptions::kHasOnLeave || AdmissionOptions::kHasMayAdmit
+                                       ? admission_view(r.slot)
+                                       : AdmissionRequest{};
   set_phase(row, RowPhase::Draining);
   hold_blocks(r, 0);
   held_blocks_ -= r.fork_blocks;
@@ -143,6 +155,10 @@ void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   if (requeue) {
     sync_record(r);
     desk_[r.slot].state = RequestState::Leaving;
+  }
+  if constexpr (AdmissionOptions::kHasOnLeave || AdmissionOptions::kHasMayAdmit) {
+    AdmissionOptions::on_leave(policies_.admission, leaving);
+    wake(AdmissionOptions::quota_group(policies_.admission, leaving));
   }
   counters_.running.set(static_cast<std::uint64_t>(num_running_));
   if (r.in_flight == 0) {
@@ -200,12 +216,12 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   set_phase(row, phase);
 }
 
-/// Takes a running sequence's blocks away; it waits again and computes them anew.
+/// Takes a running sequence's blocks away, at once or when the last plan in flight that names it is
+/// settled; it waits again and computes them anew.
 template <class P>
 void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   RequestRecord& record = desk_[r.slot];
-  DYNBATCH_ASSERT(r.in_flight == 0, "a sequence in flight cannot be preempted");
   budget.preempted = true;
   ++record.preemptions;
   ++record.unreported_preemptions;

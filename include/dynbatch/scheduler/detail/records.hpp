@@ -7,6 +7,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/admission.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/config.hpp>
@@ -16,6 +17,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
+
+inline constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
 
 /// Where a request stands. Driving thread only.
 enum class RequestState : std::uint8_t {
@@ -75,6 +78,11 @@ struct RequestRecord {
   std::int32_t priority = 0;
   std::int32_t preemptions = 0;
   std::int32_t unreported_preemptions = 0;
+  std::int32_t displacements = 0;         ///< Of these, for a better one's place.
+  AdmissionKey key{};                     ///< Its rank in the queue, fixed until it comes back.
+  std::uint32_t parked_before = kNoSlot;  ///< Neighbours in its quota group's list, while parked.
+  std::uint32_t parked_after = kNoSlot;
+  std::int16_t quota_group = 0;
   std::int64_t preempted_at = 0;  ///< Outputs at the newest preemption.
   std::int32_t retries = 0;
   std::int32_t bypassed = 0;
@@ -88,6 +96,9 @@ struct RequestRecord {
   bool sync_decode = false;
   bool atomic_prefill = false;
   bool was_admitted = false;
+  bool was_queued = false;  ///< The admission policy has given it a key.
+  bool is_parked = false;   ///< Waits for its quota, outside the queue.
+  bool is_woken = false;    ///< Back in the queue after its quota changed.
   bool accepted_reported = false;
   bool is_dirty = false;  ///< Stands in the event queue; while it runs, RowState::is_dirty counts.
   EventKind terminal = EventKind::Finished;
