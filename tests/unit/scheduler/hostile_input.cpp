@@ -459,3 +459,147 @@ TEST_CASE("Closed means that nothing accepted is left behind") {
     CHECK(finished == accepted);
   }
 }
+
+TEST_CASE("A host that stops a prompt half way ends all its samples") {
+  SmallOptions o;
+  o.budget = 8;
+  SmallScheduler s = make_small(o);
+  SmallRequest r(1, 12, 5);
+  r.request.num_samples = 3;
+  REQUIRE(s.submit(r.view()));
+  const StepPlan* plan = s.plan(TimeNs{});
+  REQUIRE(plan != nullptr);
+  REQUIRE(plan->num_samples == 0);
+  const Outcome stop{OutcomeKind::Stop, FinishReason::Host, 0};
+  StepResult result;
+  result.outcomes = {&stop, 1};
+  REQUIRE(s.commit(*plan, result, TimeNs{}));
+  CHECK(run_dry(s, TimeNs{}, 100));
+  const auto ends = terminals(drain(s));
+  REQUIRE(ends.size() == 1);
+  CHECK(ends.at(1).kind == EventKind::Finished);
+  CHECK(ends.at(1).reason == FinishReason::Host);
+  CHECK(s.check());
+}
+
+TEST_CASE("A prompt that outgrows a shrunken pool ends all its samples") {
+  SmallOptions o;
+  o.budget = 8;
+  o.blocks = 20;
+  o.block_size = 4;
+  o.admission.reserve = FcfsAdmission::Reserve::FirstChunk;
+  SmallScheduler s = make_small(o);
+  SmallRequest r(1, 40, 5);
+  r.request.num_samples = 2;
+  REQUIRE(s.submit(r.view()));
+  CHECK(step(s) == Scheduled{{1, 8}});
+  REQUIRE(s.pool().resize(3));
+  for (int i = 0; i < 10; ++i) {
+    step(s);
+  }
+  CHECK(s.stats().live == 0);
+  CHECK(terminals(drain(s)).size() == 1);
+}
+
+TEST_CASE("A sequence that fills a shrunken pool does not cost the next one its step") {
+  SmallOptions o;
+  o.rows = 1;
+  o.blocks = 20;
+  o.block_size = 4;
+  SmallScheduler s = make_small(o);
+  REQUIRE(submit(s, 1, 8, 20));
+  CHECK(step(s) == Scheduled{{1, 8}});
+  REQUIRE(submit(s, 2, 4, 2));
+  REQUIRE(s.pool().resize(2));
+  // The first one finds no further block and ends; the second runs in the same step.
+  CHECK(step(s) == Scheduled{{2, 4}});
+  CHECK(run_dry(s));
+  CHECK(s.stats().finished == 2);
+}
+
+TEST_CASE("A step that no rank executes leaves copies to the next one") {
+  using S = Scheduler<OddSizer, NoSplit, NullBalancer, BlockPool<>>;
+  SchedulerConfig config;
+  config.num_ranks = 2;
+  auto made = S::make(config, {}, OddSizer{{256, 256, 64, 64, TimeNs{}}}, NoSplit{}, NullBalancer{},
+                      BlockPool<>({.num_blocks = 100}), FcfsAdmission{});
+  REQUIRE(made.has_value());
+  S s = std::move(made).value();
+  SmallRequest r(1, 10, 5);
+  r.request.num_samples = 2;
+  REQUIRE(s.submit(r.view()));
+  auto next = [&] {
+    const StepPlan* plan = s.plan(TimeNs{});
+    REQUIRE(plan != nullptr);
+    const RankSummary all[] = {s.summary(*plan), {}};
+    REQUIRE(s.seal(*plan, all));
+    return plan;
+  };
+  auto commit = [&](const StepPlan& plan) {
+    const std::vector<Token> tokens(static_cast<std::size_t>(plan.num_samples), 1);
+    StepResult result;
+    result.tokens = tokens;
+    REQUIRE(s.commit(plan, result, TimeNs{}));
+  };
+  const StepPlan* plan = next();
+  REQUIRE(plan->num_samples == 2);
+  commit(*plan);
+  s.sizer().out.not_before = TimeNs{1000};  // nothing runs yet
+  plan = next();
+  REQUIRE(plan->is_dummy);
+  CHECK(plan->padded.tokens == 0);
+  CHECK((plan->groups.empty() || plan->groups[0].copies.empty()));
+  commit(*plan);
+  s.sizer().out.not_before = TimeNs{};
+  plan = next();
+  REQUIRE(plan->chunks.size() == 2);
+  CHECK(plan->groups[0].copies.size() == 1);
+  commit(*plan);
+}
+
+TEST_CASE("Blocks kept for further samples do not end a prompt that needs the whole pool") {
+  SmallOptions o;
+  o.budget = 8;
+  o.blocks = 5;
+  o.block_size = 4;
+  o.admission.reserve = FcfsAdmission::Reserve::FirstChunk;
+  SmallScheduler s = make_small(o);
+  SmallRequest r(1, 18, 2);
+  r.request.num_samples = 2;
+  REQUIRE(s.submit(r.view()));
+  CHECK(run_dry(s, TimeNs{}, 200));
+  const auto ends = terminals(drain(s));
+  REQUIRE(ends.size() == 1);
+  CHECK(ends.at(1).reason == FinishReason::Length);
+  CHECK(ends.at(1).count == 4);
+}
+
+TEST_CASE("A request of several samples holds its resources once") {
+  SmallOptions o;
+  o.config.resource_caps[0] = 2;
+  SmallScheduler s = make_small(o);
+  const ResourceNeed one[] = {{0, 1}};
+  SmallRequest a(1, 4, 8);
+  a.request.num_samples = 2;
+  a.request.resources = one;
+  SmallRequest b(2, 4, 2);
+  b.request.resources = one;
+  REQUIRE(s.submit(a.view()));
+  CHECK(step(s) == Scheduled{{1, 4}});
+  REQUIRE(s.submit(b.view()));
+  CHECK(step(s) == Scheduled{{1, 2}, {2, 4}});  // 1 + 1 are not more than 2
+  CHECK(run_dry(s));
+}
+
+TEST_CASE("Blocks kept for further samples do not block a prompt that runs whole") {
+  SmallOptions o;
+  o.blocks = 2;
+  o.block_size = 5;
+  o.admission.reserve = FcfsAdmission::Reserve::FirstChunk;
+  SmallScheduler s = make_small(o);
+  SmallRequest r(1, 8, 2);
+  r.request.num_samples = 2;
+  r.request.atomic_prefill = true;
+  REQUIRE(s.submit(r.view()));
+  CHECK(run_dry(s, TimeNs{}, 200));
+}

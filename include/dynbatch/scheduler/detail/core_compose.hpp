@@ -38,7 +38,8 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   if (!waiting_.empty()) {
     const RequestRecord& head = desk_[waiting_.top()];
     if (head.slo.ttft < kUnbounded && head.outputs == 0) {
-      in.first_token_due = head.arrival + head.slo.ttft;
+      in.first_token_due = TimeNs{saturating_add(max_of<std::int64_t>(head.arrival.ns, 0),
+                                                 max_of<std::int64_t>(head.slo.ttft.ns, 0))};
     }
   }
   return in;
@@ -55,7 +56,7 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
   const bool is_alone = config_.num_ranks == 1;
   const bool is_idle = waiting_.empty() && num_running_ == 0;
   if (is_idle && num_in_flight_ == 0 && is_alone) {
-    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+    status_.state = desk_.is_closed() && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
     return nullptr;
   }
   if (num_in_flight_ == config_.max_plans_in_flight) {
@@ -71,7 +72,9 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
     status_.cause = WaitCause::InFlight;
     return nullptr;
   }
-  const BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  limits.max_prefill_sequences = max_of(limits.max_prefill_sequences, 1);
+  limits.max_decode_sequences = max_of(limits.max_decode_sequences, 1);
   const bool is_early = limits.not_before > now;
   if (is_early && is_alone) {
     status_.state = PlanState::NotBefore;
@@ -82,7 +85,13 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
   record.clear();
   record.plan.id = PlanId{next_plan_};
   if (!is_early) {
-    compose(record, limits);
+    std::int32_t before = 0;
+    do {  // once more if all that came out of it is a sequence that left
+      before = num_running_;
+      record.clear();
+      record.plan.id = PlanId{next_plan_};
+      compose(record, limits);
+    } while (record.num_chunks == 0 && num_running_ < before);
   }
   if (record.num_chunks == 0 && is_alone) {
     explain_empty(now);
@@ -327,6 +336,13 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
       if (num_in_flight_ > 0 || num_draining_ > 0) {
         return false;  // blocks come back when plans in flight are settled
       }
+      RowState& r = rows_[static_cast<std::size_t>(row)];
+      if (num_running_ == 1 && r.fork_blocks > 0) {
+        // Rather than end, the samples that find no block compute the prompt themselves.
+        held_blocks_ -= r.fork_blocks;
+        r.fork_blocks = 0;
+        continue;
+      }
       if (num_running_ == 1) {
         finish_sequence(rows_[static_cast<std::size_t>(row)].slot, FinishReason::Capacity, now_);
         return false;
@@ -402,7 +418,7 @@ void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
         pause_.load(std::memory_order_relaxed) != 0 ? WaitCause::Paused : WaitCause::Composition;
     status_.request = desk_[waiting_.top()].id;
   } else if (num_running_ == 0) {
-    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+    status_.state = desk_.is_closed() && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
   }
 }
 

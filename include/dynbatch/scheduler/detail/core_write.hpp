@@ -368,6 +368,9 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
 /// Adds what forks since the last plan have to copy, for the sequences that still run.
 template <class P>
 void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
+  if (record.num_chunks == 0) {
+    return;  // nobody executes it if the other ranks have no work either
+  }
   for (const ForkCopy& fork : fork_copies_) {
     const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
     if (r.sequence != fork.sequence ||
