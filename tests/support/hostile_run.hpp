@@ -136,8 +136,9 @@ struct WhimAdmission {
     if (whim->odd()) {
       return odd_int(whim->rng);
     }
-    return odd_victims ? static_cast<std::int32_t>(whim->rng.between(0, list.size() - 1))
-                       : base.victim(list);
+    return odd_victims && whim->is_odd
+               ? static_cast<std::int32_t>(whim->rng.between(0, list.size() - 1))
+               : base.victim(list);
   }
   std::int32_t max_bypass() const noexcept {
     return whim->odd() ? odd_int(whim->rng) : base.max_bypass();
@@ -244,7 +245,8 @@ class HostileRun {
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks_, .block_size = block_size_, .prefix_caching = pool_kind_ > 3});
     executor_.emplace(caps_, rng_.next());
-    executor_->tolerates_garbage = kind_.faults;
+    // What is cancelled between plan and seal may run without its copies: its result is dropped.
+    executor_->tolerates_garbage = kind_.faults || kind_.ranks;
     executor_->max_drafts = config_.max_draft_tokens > 0 ? 5 : 0;
     if (kind_.faults) {
       executor_->faults = {.not_run = rng_.between(5, 40),

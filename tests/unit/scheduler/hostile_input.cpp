@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Input at and beyond every limit: typed errors, never a broken book or an undefined step.
+#include <dynbatch/base/random.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 
@@ -602,4 +603,38 @@ TEST_CASE("Blocks kept for further samples do not block a prompt that runs whole
   r.request.atomic_prefill = true;
   REQUIRE(s.submit(r.view()));
   CHECK(run_dry(s, TimeNs{}, 200));
+}
+
+TEST_CASE("Tokens of a preempted chunk are not planned a second time over") {
+  // Who is planned first in its step may give way later in it. The plan's arrays hold as many
+  // tokens as the executor takes, those that were lost again included.
+  std::uint64_t preemptions = 0;
+  SplitMix64 rng(3);
+  for (int round = 0; round < 300; ++round) {
+    Capabilities caps;
+    caps.max_tokens = rng.between(2, 8);
+    caps.max_sequences = 6;
+    const auto block_size = static_cast<std::int32_t>(rng.between(1, 4));
+    auto made =
+        SmallScheduler::make({}, caps, TokenBudgetSizer({.budget = 8}), NoSplit{}, NullBalancer{},
+                             BlockPool<>({.num_blocks = 24 / block_size, .block_size = block_size}),
+                             FcfsAdmission({.reserve = FcfsAdmission::Reserve::FirstChunk}));
+    REQUIRE(made.has_value());
+    SmallScheduler s = std::move(made).value();
+    for (std::uint64_t id = 1; id <= 12; ++id) {
+      SmallRequest r(id, rng.between(1, 10), rng.between(1, 12));
+      r.request.num_samples = static_cast<std::int32_t>(rng.between(1, 4));
+      REQUIRE(s.submit(r.view()));
+    }
+    for (int i = 0; i < 2000 && s.stats().live > 0; ++i) {
+      const StepPlan* plan = s.plan(TimeNs{});
+      REQUIRE(plan != nullptr);
+      REQUIRE(plan->num_tokens() <= caps.max_tokens);
+      REQUIRE(settle(s, *plan, TimeNs{}));
+      REQUIRE(s.check());
+    }
+    CHECK(s.stats().finished == 12);
+    preemptions += s.stats().preemptions;
+  }
+  CHECK(preemptions > 100);
 }

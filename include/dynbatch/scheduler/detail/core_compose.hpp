@@ -248,8 +248,9 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       if (missing > spare_blocks() + r.held_blocks) {
         // The longest running sequence takes blocks from others, so that somebody always gets on;
         // the others make do with what there is, and wait.
-        if (r.older < 0 && !make_room(record, row, missing, budget)) {
-          continue;
+        if (r.older < 0 && !make_room(record, row, missing, budget) &&
+            r.phase != RowPhase::Prefill) {
+          continue;  // it gave way itself, or ended
         }
         const std::int64_t room =
             r.table_tokens + max_of<std::int64_t>(spare_blocks() + r.held_blocks, 0) * block_size_;
@@ -386,9 +387,8 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
     if (chunk.row.value != row || chunk.num_tokens == 0) {
       continue;
     }
-    budget.tokens += chunk.num_tokens;
+    // Its tokens are not given back: the plan's arrays hold them until the gaps are closed.
     if (chunk.kind == ChunkKind::Prefill) {
-      budget.prefill_tokens += chunk.num_tokens;
       --budget.prefill_chunks;
     }
     roll_back(row, chunk.first_position, r.pending_samples - (chunk.num_samples > 0 ? 1 : 0),

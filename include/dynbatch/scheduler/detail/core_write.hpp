@@ -256,6 +256,7 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
 template <class P>
 void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
+  DYNBATCH_ASSERT(record.num_tokens <= record.tokens.size(), "a plan outgrew its arrays");
   const std::size_t c = record.num_chunks++;
   const std::int32_t end = chunk.first_position + chunk.num_tokens;
   chunk.sequence = r.sequence;
