@@ -135,9 +135,9 @@ class BlockPool {
       }
       PrefixNode first = node;
       std::int64_t run = 1;
-      if (!content.has_digests()) {
-        run +=
-            index_.walk(node, cursor.tokens(), min_of(cursor.num_left(), num_blocks - found - 1));
+      if (cursor.is_dense()) {
+        run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), num_blocks - found - 1),
+                           content.has_digests());
         cursor.skip(run - 1);
       }
       BlockId* out = matched_.data() + found;
