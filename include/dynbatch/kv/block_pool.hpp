@@ -236,12 +236,21 @@ class BlockPool {
     }
     const PrefixRoot root{*content.scope, content.has_digests()};
     detail::ContentCursor cursor(content, config_.block_size, r.num_published);
-    for (; r.num_published < end; ++r.num_published) {
+    while (r.num_published < end) {
+      if (node != kNoNode && index_.is_leaf(node)) {
+        const std::span<const BlockId> blocks(table + r.num_published, table + end);
+        r.num_published +=
+            static_cast<std::int32_t>(index_.append(blocks, node, root.is_digest, cursor, plan));
+        if (r.num_published == end) {
+          break;
+        }
+      }
       const BlockId block = table[r.num_published];
       if (!index_.is_blank(block) && !make_blank(block)) {
         break;
       }
       node = index_.insert(block, node, root, cursor.next(), plan);
+      ++r.num_published;
     }
     note_tail(r, node);
     ++state_;
@@ -531,6 +540,21 @@ class BlockPool {
     DYNBATCH_ASSERT(n == evicted.size(), "the counters promise blocks that aren't there");
     index_.remove(evicted);
     evictions_ += n;
+    prefetch_victims();
+  }
+
+  // A decode step takes blocks one by one: what is known of the next ones is on its way by then.
+  void prefetch_victims() const noexcept {
+    constexpr int kAhead = 4;
+    const BlockId near = store_.eviction().victim();
+    BlockId distant = near;
+    for (int i = 0; i < kAhead && distant != kNoBlock; ++i) {
+      distant = store_.eviction().after(distant);
+    }
+    if (distant != kNoBlock) {
+      store_.prefetch(distant);
+      index_.prefetch(store_.eviction().after(near), distant);
+    }
   }
 
   // A block about to be published that is marked or still holds a prefix. False: leave it.
@@ -555,8 +579,15 @@ class BlockPool {
   void drop_blocks(Row row, std::int32_t length) noexcept {
     RowState& r = state_of(row);
     const BlockId* table = table_of(row);
+    constexpr std::int32_t kAhead = 12;
     for (std::int32_t i = r.length - 1; i >= length; --i) {
       const BlockId block = table[i];
+      if (i - kAhead >= length) {
+        store_.prefetch(table[i - kAhead]);
+        if (config_.prefix_caching) {
+          index_.prefetch(table[i - kAhead]);
+        }
+      }
       if (store_.references(block) > 1 || !config_.prefix_caching) {
         store_.drop_reference(block, false);
         continue;

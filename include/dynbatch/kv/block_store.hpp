@@ -144,6 +144,11 @@ class BlockStore {
     }
   }
 
+  /// Starts to load what is known of a block.
+  void prefetch(BlockId block) const noexcept {
+    __builtin_prefetch(&references_.data()[block.value], 1);
+  }
+
   [[nodiscard]] bool is_known(BlockId block) const noexcept {
     return block.value >= 0 && static_cast<std::size_t>(block.value) < references_.size();
   }

@@ -27,71 +27,72 @@ concept EvictionOrder =
       { ce.after(block) } noexcept -> std::same_as<BlockId>;
     };
 
-/// Least recently released first: a doubly linked list through an array, with a sentinel at its
-/// end.
+/// Least recently released first: a doubly linked list through two arrays, with a sentinel at its
+/// end. Apart, so that take() reads one of them only.
 class Lru {
  public:
   /// Storage for blocks [0, num_blocks); empties the order.
   [[nodiscard]] Status attach(std::int64_t num_blocks) noexcept {
-    if (Status s = links_.allocate(static_cast<std::size_t>(num_blocks) + 1, "num_blocks"); !s) {
+    const auto n = static_cast<std::size_t>(num_blocks) + 1;
+    if (Status s = next_.allocate(n, "num_blocks"); !s) {
+      return s;
+    }
+    if (Status s = prev_.allocate(n, "num_blocks"); !s) {
       return s;
     }
     sentinel_ = static_cast<std::int32_t>(num_blocks);
-    at(sentinel_) = {sentinel_, sentinel_};
+    next(sentinel_) = sentinel_;
+    prev(sentinel_) = sentinel_;
     return kOk;
   }
 
   /// Appends a block that isn't in the order as the newest.
   void insert(BlockId block) noexcept {
-    const std::int32_t last = at(sentinel_).prev;
-    at(block.value) = {last, sentinel_};
-    at(last).next = block.value;
-    at(sentinel_).prev = block.value;
+    const std::int32_t last = prev(sentinel_);
+    next(block.value) = sentinel_;
+    prev(block.value) = last;
+    next(last) = block.value;
+    prev(sentinel_) = block.value;
   }
 
   /// Takes out a block that is in the order.
   void erase(BlockId block) noexcept {
-    const Link link = at(block.value);
-    at(link.prev).next = link.next;
-    at(link.next).prev = link.prev;
+    const std::int32_t before = prev(block.value);
+    const std::int32_t behind = next(block.value);
+    next(before) = behind;
+    prev(behind) = before;
   }
 
   /// Takes out as many of the next victims as there are, up to the size of `blocks`.
   std::size_t take(std::span<BlockId> blocks) noexcept {
     std::size_t n = 0;
-    std::int32_t next = at(sentinel_).next;
-    for (; n < blocks.size() && next != sentinel_; ++n) {
-      blocks[n] = BlockId{next};
-      next = at(next).next;
+    std::int32_t first = next(sentinel_);
+    for (; n < blocks.size() && first != sentinel_; ++n) {
+      blocks[n] = BlockId{first};
+      first = next(first);
     }
-    at(sentinel_).next = next;
-    at(next).prev = sentinel_;
+    next(sentinel_) = first;
+    prev(first) = sentinel_;
     return n;
   }
 
   /// The block to evict next.
   [[nodiscard]] BlockId victim() const noexcept {
-    if (links_.size() == 0) {
-      return kNoBlock;
-    }
-    const std::int32_t first = links_.data()[sentinel_].next;
-    return first == sentinel_ ? kNoBlock : BlockId{first};
+    return next_.size() == 0 ? kNoBlock : after(BlockId{sentinel_});
   }
 
   /// The block that goes after `block`, or kNoBlock; for look-ahead and checks.
   [[nodiscard]] BlockId after(BlockId block) const noexcept {
-    const std::int32_t next = links_.data()[block.value].next;
-    return next == sentinel_ ? kNoBlock : BlockId{next};
+    const std::int32_t behind = next_.data()[block.value];
+    return behind == sentinel_ ? kNoBlock : BlockId{behind};
   }
 
  private:
-  struct Link {
-    std::int32_t prev;
-    std::int32_t next;
-  };
-  Link& at(std::int32_t i) noexcept { return links_.data()[i]; }
+  std::int32_t& next(std::int32_t i) noexcept { return next_.data()[i]; }
+  std::int32_t& prev(std::int32_t i) noexcept { return prev_.data()[i]; }
 
-  Buffer<Link> links_;
+  Buffer<std::int32_t> next_;
+  Buffer<std::int32_t> prev_;
   std::int32_t sentinel_ = 0;
 };
 
