@@ -135,7 +135,7 @@ class BlockPool {
       }
       PrefixNode first = node;
       std::int64_t run = 1;
-      if (cursor.is_dense()) {
+      if (cursor.step() != 0 && found + 1 < num_blocks) {
         run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), num_blocks - found - 1),
                            content.has_digests());
         cursor.skip(run - 1);

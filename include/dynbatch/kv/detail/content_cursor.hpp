@@ -28,18 +28,26 @@ class ContentCursor {
 
   // Content of the next block.
   const void* next() noexcept {
+    const void* content = data();
+    skip(1);
+    return content;
+  }
+
+  // What next() would return for the next num_left() blocks: they lie step() bytes apart, which is
+  // 0 within the unit of a digest.
+  [[nodiscard]] const void* data() noexcept {
     if (left_ == 0) {
       turn_page();
     }
-    const unsigned char* data = data_;
-    skip(1);
-    return data;
+    return data_;
   }
-
-  // What next() would return for the next num_left() blocks; they lie side by side if is_dense().
-  [[nodiscard]] const void* data() const noexcept { return data_; }
-  [[nodiscard]] std::int64_t num_left() const noexcept { return left_; }
-  [[nodiscard]] bool is_dense() const noexcept { return step_ != 0; }
+  [[nodiscard]] std::int64_t num_left() noexcept {
+    if (left_ == 0) {
+      turn_page();
+    }
+    return left_;
+  }
+  [[nodiscard]] std::size_t step() const noexcept { return step_; }
   void skip(std::int64_t blocks) noexcept {
     left_ -= blocks;
     position_ += blocks * block_size_;
