@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -176,9 +177,10 @@ class BlockPool {
       hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
     }
     BlockId* table = table_of(row);
-    for (std::int64_t i = 0; i < match.num_blocks; ++i) {
-      table[i] = matched_.data()[i];
-      store_.add_reference(table[i]);
+    if (match.num_blocks != 0) {
+      const auto n = static_cast<std::size_t>(match.num_blocks);
+      std::memcpy(static_cast<void*>(table), matched_.data(), n * sizeof(BlockId));
+      store_.add_references({matched_.data(), n});
     }
     RowState& r = state_of(row);
     const auto blocks = static_cast<std::int32_t>(match.num_blocks);
@@ -545,15 +547,19 @@ class BlockPool {
 
   // A decode step takes blocks one by one: what is known of the next ones is on its way by then.
   void prefetch_victims() const noexcept {
-    constexpr int kAhead = 4;
-    const BlockId near = store_.eviction().victim();
+    constexpr int kNear = 3;
+    constexpr int kDistant = 6;
+    BlockId near = store_.eviction().victim();
+    for (int i = 0; i < kNear && near != kNoBlock; ++i) {
+      near = store_.eviction().after(near);
+    }
     BlockId distant = near;
-    for (int i = 0; i < kAhead && distant != kNoBlock; ++i) {
+    for (int i = kNear; i < kDistant && distant != kNoBlock; ++i) {
       distant = store_.eviction().after(distant);
     }
     if (distant != kNoBlock) {
       store_.prefetch(distant);
-      index_.prefetch(store_.eviction().after(near), distant);
+      index_.prefetch(near, distant);
     }
   }
 
@@ -575,31 +581,47 @@ class BlockPool {
     --num_withdrawn_;
   }
 
+  static constexpr std::int32_t kPrefetchDistance = 12;
+  void prefetch(BlockId block) const noexcept {
+    store_.prefetch(block);
+    index_.prefetch(block);
+  }
+  // True if the row that drops it is its last and leaves nothing but valid content.
+  [[nodiscard]] bool becomes_cached(BlockId block) const noexcept {
+    return is_indexed(block) && store_.references(block) == 1 && !is_pending(block) &&
+           block.value < store_.size();
+  }
+  // Drops a reference to any block.
+  void drop_block(BlockId block) noexcept {
+    if (store_.references(block) > 1 || !config_.prefix_caching) {
+      store_.drop_reference(block, false);
+      return;
+    }
+    bool keep = is_indexed(block);
+    if (keep && (is_pending(block) || block.value >= store_.size())) {
+      leave_index(block);
+      keep = false;
+    } else if (index_.is_withdrawn(block)) {
+      unmark_withdrawn(block);
+    }
+    store_.drop_reference(block, keep);
+  }
+
   // Shortens a table; the tail is dropped first, so that it is evicted before the head.
   void drop_blocks(Row row, std::int32_t length) noexcept {
     RowState& r = state_of(row);
     const BlockId* table = table_of(row);
-    constexpr std::int32_t kAhead = 12;
-    for (std::int32_t i = r.length - 1; i >= length; --i) {
-      const BlockId block = table[i];
-      if (i - kAhead >= length) {
-        store_.prefetch(table[i - kAhead]);
-        if (config_.prefix_caching) {
-          index_.prefetch(table[i - kAhead]);
-        }
+    for (std::int32_t i = r.length; i > length;) {
+      // Most often all of them become cached, then they do so at once.
+      const std::int32_t end = i;
+      while (i > length && becomes_cached(table[i - 1])) {
+        --i;
+        prefetch(table[max_of(i - kPrefetchDistance, length)]);
       }
-      if (store_.references(block) > 1 || !config_.prefix_caching) {
-        store_.drop_reference(block, false);
-        continue;
+      store_.keep_backwards({table + i, static_cast<std::size_t>(end - i)});
+      if (i > length) {
+        drop_block(table[--i]);
       }
-      bool keep = is_indexed(block);
-      if (keep && (is_pending(block) || block.value >= store_.size())) {
-        leave_index(block);
-        keep = false;
-      } else if (index_.is_withdrawn(block)) {
-        unmark_withdrawn(block);
-      }
-      store_.drop_reference(block, keep);
     }
     r.length = length;
     r.num_acquired = min_of(r.num_acquired, length);

@@ -226,14 +226,21 @@ class PrefixIndex {
   void prefetch(BlockId block) const noexcept { __builtin_prefetch(&entries_.data()[block.value]); }
 
   /// Takes out cached blocks, in eviction order. The same as remove() of each, but the memory of
-  /// the later ones is on its way while the earlier ones are removed.
+  /// the later ones is on its way while the earlier ones are removed, and so is what publishing
+  /// others in their place will write.
   void remove(std::span<const BlockId> blocks) noexcept {
-    constexpr std::size_t kAhead = 8;
+    constexpr std::size_t kAhead = 12;
     constexpr std::uint32_t kNotPlain = kIsHashed | kHasRing;
     std::int32_t* const entries = entries_.data();
     Node* const nodes = nodes_.data();
     const bool announces = events_.is_on();
     const std::size_t n = blocks.size();
+    for (const BlockId block : blocks.first(min_of(2 * kAhead, n))) {
+      __builtin_prefetch(&entries[block.value], 1);
+    }
+    for (const BlockId block : blocks.first(min_of(kAhead, n))) {
+      __builtin_prefetch(&nodes[entries[block.value] - 1], 1);
+    }
     for (std::size_t i = 0; i < n; ++i) {
       if (i + 2 * kAhead < n) {
         __builtin_prefetch(&entries[blocks[i + 2 * kAhead].value], 1);
@@ -243,6 +250,8 @@ class PrefixIndex {
       }
       const std::int32_t index = entries[blocks[i].value] - 1;
       Node& node = nodes[index];
+      __builtin_prefetch(&plans_.data()[blocks[i].value], 1);
+      __builtin_prefetch(content_of(index, (node.flags & kIsDigest) != 0), 1);
       if ((node.flags & kNotPlain) != 0 || announces) {
         remove(blocks[i]);
         continue;
