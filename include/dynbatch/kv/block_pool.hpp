@@ -236,6 +236,19 @@ class BlockPool {
         return;  // Withdrawn: nothing may be found below it.
       }
     }
+    ++state_;
+    if (end == r.num_published + 1 && node != kNoNode && index_.is_leaf(node) &&
+        index_.is_blank(table[r.num_published])) {
+      // A row that decodes fills one block at a time.
+      const std::int64_t position = std::int64_t{r.num_published} * config_.block_size;
+      const void* data = content.has_digests()
+                             ? static_cast<const void*>(content.digest_bytes_at(position))
+                             : content.tokens_at(position);
+      node = index_.append(table[r.num_published], node, content.has_digests(), data, plan);
+      ++r.num_published;
+      note_tail(r, node);
+      return;
+    }
     const PrefixRoot root{*content.scope, content.has_digests()};
     detail::ContentCursor cursor(content, config_.block_size, r.num_published);
     while (r.num_published < end) {
@@ -255,7 +268,6 @@ class BlockPool {
       ++r.num_published;
     }
     note_tail(r, node);
-    ++state_;
   }
 
   /// Shortens the table of a row to what `tokens` need. A published block that this cuts through

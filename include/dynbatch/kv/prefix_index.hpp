@@ -125,6 +125,28 @@ class PrefixIndex {
     return n.child < 0 && (n.flags & kHashedChildren) == 0;
   }
 
+  /// Enters a blank block below the leaf `parent`: insert() without a look-up. Returns its node.
+  PrefixNode append(BlockId block, PrefixNode parent, bool is_digest, const void* content,
+                    PlanId plan) noexcept {
+    std::int32_t node = free_node_;
+    if (node >= 0) {
+      free_node_ = at(node).child;
+    } else {
+      node = first_unused_++;
+    }
+    Node& above = at(parent);
+    at(PrefixNode{node}) = {++last_id_, above.id,    parent.value,
+                            -1,         block.value, is_digest ? kIsDigest : 0};
+    above.child = node;
+    entry(block) = node + 1;
+    plans_.data()[block.value] = plan.value;
+    store_content(node, content, is_digest);
+    ++num_nodes_;
+    newest_plan_ = max_of(newest_plan_, plan.value);
+    announce(KvEventKind::Stored, {node});
+    return {node};
+  }
+
   /// Enters blocks one below the other, the first below the leaf `parent`, with the next content
   /// of `cursor`. Stops before a block that isn't blank. `parent` ends at the last one; returns how
   /// many. The same as insert() of each, without a look-up.
