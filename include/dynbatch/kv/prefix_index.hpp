@@ -52,26 +52,7 @@ class PrefixIndex {
  public:
   /// Storage for `num_blocks` blocks of `content_bytes` each; empties the index.
   [[nodiscard]] Status attach(std::int64_t num_blocks, std::size_t content_bytes,
-                              std::int64_t max_events) noexcept {
-    const auto n = static_cast<std::size_t>(num_blocks);
-    content_bytes_ = content_bytes;
-    first_unused_ = 0;
-    free_node_ = -1;
-    num_nodes_ = 0;
-    newest_plan_ = 0;
-    num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
-    Status s = entries_.allocate(n, "num_blocks");
-    s = s ? rings_.allocate(n, "num_blocks") : s;
-    s = s ? plans_.allocate(n, "num_blocks") : s;
-    s = s ? nodes_.allocate(n, "num_blocks") : s;
-    s = s ? hashed_.allocate(n, "num_blocks") : s;
-    s = s ? roots_.allocate(n, "num_blocks") : s;
-    s = s ? digests_.allocate(n, "num_blocks") : s;
-    s = s ? contents_.allocate(n * content_bytes_, "num_blocks") : s;
-    s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
-    s = s ? events_.attach(max_events) : s;
-    return s;
-  }
+                              std::int64_t max_events) noexcept;
 
   /// The node of a first block, or kNoNode.
   [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content) const noexcept {
@@ -152,26 +133,7 @@ class PrefixIndex {
   /// many. The same as insert() of each, without a look-up.
   template <class Cursor>
   std::int64_t append(std::span<const BlockId> blocks, PrefixNode& parent, bool is_digest,
-                      Cursor& cursor, PlanId plan) noexcept {
-    std::int64_t n = 0;
-    const auto num_blocks = static_cast<std::int64_t>(blocks.size());
-    while (n < num_blocks) {
-      // Content that lies side by side, so that the loop inside knows where all of it is.
-      const std::int64_t end = min_of(n + max_of<std::int64_t>(cursor.num_left(), 1), num_blocks);
-      const auto part =
-          blocks.subspan(static_cast<std::size_t>(n), static_cast<std::size_t>(end - n));
-      const auto* content = static_cast<const unsigned char*>(cursor.data());
-      const std::int64_t entered =
-          is_digest ? append_side_by_side(part, parent, plan, content, cursor.step(), kIsDigest)
-                    : append_side_by_side(part, parent, plan, content, cursor.step(), 0);
-      cursor.skip(entered);
-      n += entered;
-      if (n < end) {
-        break;
-      }
-    }
-    return n;
-  }
+                      Cursor& cursor, PlanId plan) noexcept;
 
   /// Takes a block that holds a prefix out of the index; the node goes with its last block.
   void remove(BlockId block) noexcept {
@@ -250,105 +212,16 @@ class PrefixIndex {
   /// Takes out cached blocks, in eviction order. The same as remove() of each, but the memory of
   /// the later ones is on its way while the earlier ones are removed, and so is what publishing
   /// others in their place will write.
-  void remove(std::span<const BlockId> blocks) noexcept {
-    constexpr std::size_t kAhead = 12;
-    constexpr std::uint32_t kNotPlain = kIsHashed | kHasRing;
-    std::int32_t* const entries = entries_.data();
-    Node* const nodes = nodes_.data();
-    const bool announces = events_.is_on();
-    const std::size_t n = blocks.size();
-    for (const BlockId block : blocks.first(min_of(2 * kAhead, n))) {
-      __builtin_prefetch(&entries[block.value], 1);
-    }
-    for (const BlockId block : blocks.first(min_of(kAhead, n))) {
-      __builtin_prefetch(&nodes[entries[block.value] - 1], 1);
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      if (i + 2 * kAhead < n) {
-        __builtin_prefetch(&entries[blocks[i + 2 * kAhead].value], 1);
-      }
-      if (i + kAhead < n) {
-        __builtin_prefetch(&nodes[entries[blocks[i + kAhead].value] - 1], 1);
-      }
-      const std::int32_t index = entries[blocks[i].value] - 1;
-      Node& node = nodes[index];
-      __builtin_prefetch(&plans_.data()[blocks[i].value], 1);
-      __builtin_prefetch(content_of(index, (node.flags & kIsDigest) != 0), 1);
-      if ((node.flags & kNotPlain) != 0 || announces) {
-        remove(blocks[i]);
-        continue;
-      }
-      // remove() for the only holder of a first child.
-      entries[blocks[i].value] = 0;
-      Node& parent = nodes[node.parent];
-      if (parent.id == node.parent_id) {
-        parent.child = -1;
-      }
-      node.id = 0;
-      node.child = free_node_;
-      free_node_ = index;
-      --num_nodes_;
-    }
-  }
+  void remove(std::span<const BlockId> blocks) noexcept;
 
   /// Walks down while the next node is the next in memory and holds the next of `max_blocks` blocks
   /// of tokens, or digests, at `content`; `node` ends at the last one. Returns how many. No step
   /// waits for the memory of the one before.
   std::int64_t walk(PrefixNode& node, const void* content, std::int64_t max_blocks,
-                    bool is_digest) const noexcept {
-    const std::int32_t first = node.value + 1;
-    std::int32_t last = node.value;
-    const auto end = static_cast<std::int32_t>(last + max_blocks);
-    while (last < end && nodes_.data()[last].child == last + 1) {
-      ++last;
-    }
-    if (last < first) {
-      return 0;
-    }
-    // One comparison of many blocks is worth more than knowing where they differ.
-    const auto* blocks = static_cast<const unsigned char*>(content);
-    const std::size_t stride = bytes_of(is_digest);
-    if (std::memcmp(content_of(first, is_digest), blocks,
-                    static_cast<std::size_t>(last - node.value) * stride) == 0) {
-      const std::int64_t walked = last - node.value;
-      node.value = last;
-      return walked;
-    }
-    std::int64_t walked = 0;
-    while (has_content(node.value + 1, blocks, is_digest)) {
-      blocks += stride;
-      ++node.value;
-      ++walked;
-    }
-    return walked;
-  }
+                    bool is_digest) const noexcept;
 
   /// Verifies rings, links and the table for blocks [0, num_blocks). O(num_blocks + ring lengths).
-  [[nodiscard]] Status check(std::int64_t num_blocks) const noexcept {
-    std::int64_t heads = 0;
-    for (std::int64_t id = 0; id < num_blocks; ++id) {
-      const BlockId block{static_cast<std::int32_t>(id)};
-      const PrefixNode node = node_of(block);
-      if (node == kNoNode) {
-        continue;
-      }
-      if (at(node.value).id == 0 || !is_in_ring(block, node)) {
-        return {Errc::InternalError, "ring", id, node.value, "a ring of equal blocks is broken"};
-      }
-      if (block_of(node) == block) {
-        ++heads;
-        if (!is_linked(node)) {
-          return {Errc::InternalError, "node", node.value, id, "a prefix can't be reached"};
-        }
-      } else if (node_of(block_of(node)) != node) {
-        return {Errc::InternalError, "node", node.value, id, "a prefix names a wrong block"};
-      }
-    }
-    if (heads != num_nodes_) {
-      return {Errc::InternalError, "nodes", num_nodes_, heads, "a prefix without a block"};
-    }
-    return kOk;
-  }
+  [[nodiscard]] Status check(std::int64_t num_blocks) const noexcept;
 
  private:
   static constexpr std::int32_t kWithdrawn = -1;
@@ -408,36 +281,9 @@ class PrefixIndex {
   }
 
   // Behind the others: the oldest holder stands for the prefix.
-  void join_ring(BlockId block, PrefixNode node) noexcept {
-    const std::int32_t first = at(node).block;
-    if ((at(node).flags & kHasRing) == 0) {
-      at(node).flags |= kHasRing;
-      ring(first) = {first, first};
-    }
-    const std::int32_t last = ring(first).prev;
-    ring(block.value) = {last, first};
-    ring(last).next = block.value;
-    ring(first).prev = block.value;
-  }
-  void leave_ring(BlockId block, PrefixNode node) noexcept {
-    const Ring r = ring(block.value);
-    ring(r.prev).next = r.next;
-    ring(r.next).prev = r.prev;
-    if (at(node).block == block.value) {
-      at(node).block = r.next;
-    }
-    if (r.prev == r.next) {  // One is left.
-      at(node).flags &= ~kHasRing;
-    }
-  }
-  [[nodiscard]] bool is_in_ring(BlockId block, PrefixNode node) const noexcept {
-    if ((at(node.value).flags & kHasRing) == 0) {
-      return at(node.value).block == block.value;
-    }
-    const Ring& r = rings_.data()[block.value];
-    return r.next != block.value && rings_.data()[r.next].prev == block.value &&
-           rings_.data()[r.prev].next == block.value && node_of(BlockId{r.next}) == node;
-  }
+  void join_ring(BlockId block, PrefixNode node) noexcept;
+  void leave_ring(BlockId block, PrefixNode node) noexcept;
+  [[nodiscard]] bool is_in_ring(BlockId block, PrefixNode node) const noexcept;
   // Head of a chain; buckets hold node + 1.
   [[nodiscard]] std::int32_t bucket(std::uint64_t key) const noexcept {
     return num_buckets_ == 0 ? -1 : buckets_.data()[key & (num_buckets_ - 1)] - 1;
@@ -459,19 +305,7 @@ class PrefixIndex {
     std::memcpy(words, values, sizeof(words));
     return Hash{}(words, 4);
   }
-  [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept {
-    const CacheScope& s = root.scope;
-    std::uint64_t key =
-        combine(s.model_epoch, (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) |
-                                   (root.is_digest ? 4U : 0U));
-    if (s.has_tenant_salt) {
-      key = combine(key, s.tenant_salt);
-    }
-    if (s.has_adapter) {
-      key = combine(combine(key, s.adapter_id), s.adapter_version);
-    }
-    return combine(key, content_hash(content, bytes_of(root.is_digest)));
-  }
+  [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept;
   [[nodiscard]] std::uint64_t child_key(PrefixNode parent, const void* content,
                                         bool is_digest) const noexcept {
     return combine(at(parent.value).id, content_hash(content, bytes_of(is_digest)));
@@ -493,104 +327,11 @@ class PrefixIndex {
   // Content of block i is at `content` + i * `step`.
   std::int64_t append_side_by_side(std::span<const BlockId> blocks, PrefixNode& parent, PlanId plan,
                                    const unsigned char* content, std::size_t step,
-                                   std::uint32_t flags) noexcept {
-    constexpr std::size_t kAhead = 8;
-    std::int32_t* const entries = entries_.data();
-    std::uint64_t* const plans = plans_.data();
-    Node* const nodes = nodes_.data();
-    std::int32_t free_node = free_node_;
-    std::int32_t first_unused = first_unused_;
-    std::int32_t above = parent.value;
-    std::uint64_t above_id = nodes[above].id;
-    const std::uint64_t first_id = last_id_;
-    std::uint64_t id = first_id;
-    const std::size_t num_ahead = blocks.size() > kAhead ? blocks.size() - kAhead : 0;
-    std::size_t i = 0;
-    for (; i < blocks.size(); ++i) {
-      const std::int32_t block = blocks[i].value;
-      if (entries[block] != 0) {
-        break;
-      }
-      if (i < num_ahead) {
-        __builtin_prefetch(&entries[blocks[i + kAhead].value], 1);
-        __builtin_prefetch(&plans[blocks[i + kAhead].value], 1);
-      }
-      std::int32_t node = free_node;
-      if (node >= 0) {
-        free_node = nodes[node].child;
-      } else {
-        node = first_unused++;
-      }
-      nodes[node] = {++id, above_id, above, -1, block, flags};
-      nodes[above].child = node;
-      entries[block] = node + 1;
-      plans[block] = plan.value;
-      store_content(node, content, (flags & kIsDigest) != 0);
-      content += step;
-      above = node;
-      above_id = id;
-    }
-    free_node_ = free_node;
-    first_unused_ = first_unused;
-    last_id_ = id;
-    num_nodes_ += static_cast<std::int64_t>(i);
-    newest_plan_ = i != 0 ? max_of(newest_plan_, plan.value) : newest_plan_;
-    if (events_.is_on()) [[unlikely]] {
-      for (std::size_t k = 0; k < i; ++k) {
-        announce(KvEventKind::Stored, node_of(blocks[k]));
-      }
-    }
-    parent = {above};
-    return static_cast<std::int64_t>(i);
-  }
+                                   std::uint32_t flags) noexcept;
 
-  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept {
-    const PrefixNode node{free_node_ >= 0 ? free_node_ : first_unused_};
-    Node& n = at(node);
-    if (free_node_ >= 0) {
-      free_node_ = n.child;
-    } else {
-      ++first_unused_;
-    }
-    ++num_nodes_;
-    store_content(node.value, content, root.is_digest);
-    const std::uint32_t flags = root.is_digest ? kIsDigest : 0;
-    if (parent == kNoNode) {
-      n = {++last_id_, 0, -1, -1, -1, flags};
-      roots_.data()[node.value] = root;
-      enter(node, root_key(root, content));
-      return node;
-    }
-    Node& p = at(parent);
-    n = {++last_id_, p.id, parent.value, -1, -1, flags};
-    if (p.child < 0) {
-      p.child = node.value;
-    } else {
-      p.flags += kHashedChild;
-      enter(node, child_key(parent, content, root.is_digest));
-    }
-    return node;
-  }
+  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept;
 
-  void destroy(PrefixNode node) noexcept {
-    Node& n = at(node);
-    // A parent that is gone, or renamed, knows nothing of this child.
-    if (n.parent >= 0 && at(n.parent).id == n.parent_id) {
-      Node& p = at(PrefixNode{n.parent});
-      if ((n.flags & kIsHashed) != 0) {
-        p.flags -= kHashedChild;
-      } else {
-        p.child = -1;
-      }
-    }
-    if ((n.flags & kIsHashed) != 0) [[unlikely]] {
-      leave(node);
-    }
-    n.id = 0;
-    n.child = free_node_;
-    free_node_ = node.value;
-    --num_nodes_;
-  }
+  void destroy(PrefixNode node) noexcept;
 
   void enter(PrefixNode node, std::uint64_t key) noexcept {
     std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
@@ -614,33 +355,14 @@ class PrefixIndex {
   }
 
   // True if a walk from the parent, if that still exists, or the table reaches the node.
-  [[nodiscard]] bool is_linked(PrefixNode node) const noexcept {
-    const Node& n = at(node.value);
-    if ((n.flags & kIsHashed) == 0) {
-      return n.parent >= 0 && (at(n.parent).id != n.parent_id || at(n.parent).child == node.value);
-    }
-    for (std::int32_t i = bucket(hashed_.data()[node.value].key); i >= 0;
-         i = hashed_.data()[i].next) {
-      if (i == node.value) {
-        return true;
-      }
-    }
-    return false;
-  }
+  [[nodiscard]] bool is_linked(PrefixNode node) const noexcept;
 
   void announce(KvEventKind kind, PrefixNode node) noexcept {
-    if (!events_.is_on() || is_clearing_) [[likely]] {
-      return;
+    if (events_.is_on() && !is_clearing_) [[unlikely]] {
+      push_event(kind, node);
     }
-    KvEvent event{};
-    event.kind = kind;
-    event.prefix = {at(node.value).id};
-    event.parent = {at(node.value).parent_id};
-    event.block = block_of(node);
-    const bool is_digest = (at(node).flags & kIsDigest) != 0;
-    event.content_hash = content_hash(content_of(node.value, is_digest), bytes_of(is_digest));
-    events_.push(event);
   }
+  void push_event(KvEventKind kind, PrefixNode node) noexcept;
 
   Buffer<std::int32_t> entries_;    // [num_blocks]: node + 1, or 0, or kWithdrawn
   Buffer<Ring> rings_;              // [num_blocks]
@@ -663,3 +385,6 @@ class PrefixIndex {
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI
+
+#include <dynbatch/kv/detail/prefix_index_nodes.hpp>
+#include <dynbatch/kv/detail/prefix_index_runs.hpp>
