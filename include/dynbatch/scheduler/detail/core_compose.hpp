@@ -159,7 +159,6 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   if (flight_.is_on() && !waiting_.empty()) {
     note_head(budget.preempted);
   }
-  return budget.preempted;
 }
 
 template <class P>
