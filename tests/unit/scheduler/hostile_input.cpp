@@ -11,7 +11,6 @@
 #include <limits>
 #include <memory>
 #include <set>
-#include <thread>
 
 using namespace dynbatch;
 using namespace dynbatch::test;
@@ -435,30 +434,6 @@ TEST_CASE("A pool that shrinks below a waiting request does not stop the others"
   REQUIRE(s.pool().resize(20));
   CHECK(run_dry(s));
   CHECK(s.check());
-}
-
-TEST_CASE("Closed means that nothing accepted is left behind") {
-  for (int round = 0; round < 20; ++round) {
-    SmallScheduler s = make_small({.config = {.max_live_requests = 8}});
-    std::uint64_t accepted = 0;
-    SmallRequest r(1, 15000, 1);
-    const Request request = r.view();
-    std::thread thread([&] { accepted += s.submit(request).is_ok() ? 1U : 0U; });
-    while (s.stats().submitted == 0) {
-    }
-    s.close();
-    for (;;) {  // a host's loop: it stops for good when the scheduler says closed
-      const StepPlan* plan = s.plan(TimeNs{});
-      if (plan != nullptr) {
-        REQUIRE(settle(s, *plan, TimeNs{}));
-      } else if (s.status().state == PlanState::Closed) {
-        break;
-      }
-    }
-    const std::uint64_t finished = s.stats().finished;
-    thread.join();
-    CHECK(finished == accepted);
-  }
 }
 
 TEST_CASE("A host that stops a prompt half way ends all its samples") {
