@@ -234,6 +234,8 @@ class SchedulerCore {
   void settle_drafted(const Chunk& chunk, std::span<const Token> tokens, TimeNs now,
                       StepFeedback& feedback) noexcept;
   void take_drafts(const PlanRecord& record, const StepResult& result) noexcept;
+  void lend(std::int32_t source, std::int32_t target, const BlockCopy& copy,
+            std::int32_t tokens) noexcept;
   void fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
                    StepFeedback& feedback) noexcept;
   void append_output(RowState& r, Token token, TimeNs now) noexcept;
@@ -251,6 +253,8 @@ class SchedulerCore {
                   bool is_fatal, TimeNs now) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
+  void drop_fork(const ForkCopy& fork) noexcept;
+  void prune_forks() noexcept;
 
   // core_report.hpp
   void push_dirty(std::uint32_t slot) noexcept;

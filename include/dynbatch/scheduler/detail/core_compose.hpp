@@ -57,6 +57,7 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   take_in(now);
   expire(now);
   policies_.pool.unpin_expired(now);
+  prune_forks();
   status_ = {};
   const bool is_alone = config_.num_ranks == 1;
   const bool is_idle = waiting_.empty() && num_parked_ == 0 && num_running_ == 0;
@@ -97,6 +98,7 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
       record.clear();
       record.plan.id = PlanId{next_plan_};
       compose(record, limits);
+      prune_forks();
     } while (record.num_chunks == 0 && num_running_ < before);
   }
   if (record.num_chunks == 0 && is_alone) {

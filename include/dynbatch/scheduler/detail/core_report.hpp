@@ -236,6 +236,7 @@ Status SchedulerCore<P>::check() const noexcept {
   std::int32_t decoding = 0;
   std::int32_t prefilling = 0;
   std::int32_t draining = 0;
+  std::int32_t lending = 0;
   std::int64_t kv = 0;
   std::int64_t held = 0;
   std::int64_t outputs = 0;
@@ -265,6 +266,7 @@ Status SchedulerCore<P>::check() const noexcept {
     }
     if (r.phase == RowPhase::Draining) {
       ++draining;
+      lending += r.lent > 0 ? 1 : 0;
       continue;
     }
     ++running;
@@ -315,7 +317,7 @@ Status SchedulerCore<P>::check() const noexcept {
   if (static_cast<std::size_t>(running + draining) + free_rows_.size() != rows_.size()) {
     return broken("free_rows", static_cast<std::int64_t>(free_rows_.size()), running);
   }
-  if (num_in_flight_ == 0 && draining != 0) {
+  if (num_in_flight_ == 0 && draining != lending) {
     return broken("draining", draining, 0);
   }
   return policies_.pool.check();

@@ -207,6 +207,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   feedback.measured = ran_in_full ? result.measured : DurationNs{};
   policies_.sizer.observe(feedback);
   oldest_ = oldest_ + 1 == config_.max_plans_in_flight ? 0 : oldest_ + 1;
+  prune_forks();  // also when nothing is planned any more, sources must not wait for ever
   --num_in_flight_;
   counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
   return kOk;
@@ -397,6 +398,18 @@ void SchedulerCore<P>::take_drafts(const PlanRecord& record, const StepResult& r
   }
 }
 
+/// Notes what a fork has to copy; until the next plan tells it, the source keeps its blocks.
+template <class P>
+void SchedulerCore<P>::lend(std::int32_t source, std::int32_t target, const BlockCopy& copy,
+                            std::int32_t tokens) noexcept {
+  if (fork_copies_.size() == fork_copies_.capacity()) {
+    prune_forks();
+  }
+  ++rows_[static_cast<std::size_t>(source)].lent;
+  const RowState& r = rows_[static_cast<std::size_t>(target)];
+  fork_copies_.push_back({copy, Row{source}, Row{target}, r.residence, tokens});
+}
+
 /// A further sample starts from the prompt that the first one has computed. It gets the row that
 /// was kept for it; the rest of the prompt's last block is copied with the next plan.
 template <class P>
@@ -422,14 +435,10 @@ void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token 
       const std::span<const BlockId> to = policies_.pool.table(0, Row{target});
       r.table_tokens = static_cast<std::int32_t>(to.size()) * block_size_;
       if (length % block_size_ != 0) {
-        fork_copies_.push_back({{from[to.size() - 1], to.back(), length % block_size_},
-                                Row{row},
-                                Row{target},
-                                r.sequence,
-                                length});
+        lend(row, target, {from[to.size() - 1], to.back(), length % block_size_}, length);
       }
     } else {
-      fork_copies_.push_back({{}, Row{row}, Row{target}, r.sequence, length});
+      lend(row, target, {}, length);
     }
     if (shares_prefixes_) {
       r.next_publish = (length / block_size_ + 1) * block_size_;
@@ -598,15 +607,10 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
   }
   for (std::int32_t p = first; p < num_in_flight_; ++p) {
     for (const ForkCopy& fork : in_flight_plan(p).forks) {
-      RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
-      if (r.sequence != fork.sequence || r.phase == RowPhase::Draining ||
-          r.phase == RowPhase::Free) {
-        continue;
-      }
-      if (why == AbandonReason::NotRun) {
-        fork_copies_.push_back(fork);  // nothing was read or written: it is told again
-      } else {
-        detach_row(fork.row.value, true);  // the source may be lost
+      const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
+      if (r.residence == fork.residence &&
+          (r.phase == RowPhase::Decode || r.phase == RowPhase::Prefill)) {
+        detach_row(fork.row.value, true);  // the source may be gone: the sample computes its prompt
       }
     }
   }
@@ -617,6 +621,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
       drop_in_flight(record.chunks[i].row.value);
     }
   }
+  prune_forks();
   num_in_flight_ = first;
   counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
   return kOk;

@@ -373,18 +373,15 @@ void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
   if (record.num_chunks == 0) {
     return;  // nobody executes it if the other ranks have no work either
   }
+  prune_forks();
   for (const ForkCopy& fork : fork_copies_) {
-    const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
-    if (r.sequence != fork.sequence ||
-        (r.phase != RowPhase::Decode && r.phase != RowPhase::Prefill)) {
-      continue;
-    }
     record.forks.push_back(fork);
-    if (block_size_ > 0) {
-      record.copies.push_back(fork.copy);
-    } else {
+    if (block_size_ == 0) {
       record.row_ops.push_back({RowOpKind::ShareRange, fork.source, fork.row, 0, fork.tokens, 0});
+    } else if (fork.copy.num_tokens > 0) {
+      record.copies.push_back(fork.copy);
     }
+    drop_fork(fork);  // copies come first in their plan: whoever gets the source writes later
   }
   fork_copies_.clear();
 }

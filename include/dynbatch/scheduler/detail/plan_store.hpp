@@ -28,7 +28,8 @@ struct ForkCopy {
   BlockCopy copy{};
   Row source{};
   Row row{};
-  SequenceId sequence{};
+  std::uint32_t residence =
+      0;                    ///< Of the sequence in `row`: a later one knows nothing of the copy.
   std::int32_t tokens = 0;  ///< Positions shared; for hosts without blocks.
 };
 

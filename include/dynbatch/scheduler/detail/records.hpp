@@ -66,11 +66,12 @@ struct RequestRecord {
   std::int64_t shared_pages = 0;  ///< Leading pages of its table that belong to the first sample.
   std::int32_t sample = 0;        ///< Which sample this is.
   std::int32_t num_samples = 1;   ///< First sample only, as are the next four.
-  std::int32_t open_samples = 1;  ///< Samples that have not ended.
-  std::int32_t unreported = 1;    ///< Samples whose end poll() has not handed out.
-  bool is_forked = false;         ///< The samples have gone separate ways.
-  bool is_over = false;           ///< The request has ended.
-  bool end_reported = false;      ///< poll() has handed out all of this sample.
+  std::int32_t running_samples = 0;  ///< Samples that hold a row.
+  std::int32_t open_samples = 1;     ///< Samples that have not ended.
+  std::int32_t unreported = 1;       ///< Samples whose end poll() has not handed out.
+  bool is_forked = false;            ///< The samples have gone separate ways.
+  bool is_over = false;              ///< The request has ended.
+  bool end_reported = false;         ///< poll() has handed out all of this sample.
   SequenceId sequence{};
   ResourceNeed needs[kMaxResources]{};
   Token stop_tokens[kMaxStopTokens]{};
@@ -154,6 +155,8 @@ struct alignas(64) RowState {
   std::int32_t draft_tokens = 0;   ///< Of these, how many its chunk in flight carries.
   std::int32_t fork_blocks = 0;    ///< Kept for the samples that will fork off.
   std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
+  std::int32_t lent = 0;           ///< Fork copies not yet told that read its blocks.
+  std::uint32_t residence = 0;     ///< Changes whenever the row is taken.
   std::int32_t list_index = 0;     ///< Place in its phase's list.
   std::int32_t recompute_end = 0;  ///< Positions below it were computed before.
   std::int32_t older = -1;         ///< Admission order, doubly linked.
