@@ -153,7 +153,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
   if (num_running_ == 0) {
     // Nobody would make room later: samples that find no block then compute the prompt themselves.
-    fork_blocks = clamp_to<std::int64_t>(spare - own, 0, fork_blocks);
+    const std::int64_t alone = blocks_for(known) - match.num_blocks + match.idle_blocks;
+    fork_blocks = clamp_to<std::int64_t>(spare - max_of(own, alone), 0, fork_blocks);
   }
   const std::int64_t cost = own + fork_blocks;
   if (block_size_ > 0 && cost > spare) {

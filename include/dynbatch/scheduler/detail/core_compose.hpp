@@ -81,8 +81,8 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
   PlanRecord& record = in_flight_plan(num_in_flight_);
   record.clear();
   record.plan.id = PlanId{next_plan_};
-  // A victim that leaves the step empty makes room for others: look once more. Each round has one
-  // running sequence less, so this ends.
+  // A sequence that gave way itself, or ended, and left the step empty makes room for others: look
+  // once more. Each round has one running sequence less, so this ends.
   while (!is_early && compose(record, limits) && record.num_chunks == 0) {
     record.clear();
     record.plan.id = PlanId{next_plan_};
@@ -103,7 +103,7 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
   return &record.plan;
 }
 
-/// Fills the plan; true if a running sequence gave way for it.
+/// Fills the plan; true if fewer sequences run than before.
 template <class P>
 bool SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
   decoding_.squeeze(rows_.data());
@@ -116,6 +116,7 @@ bool SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   Budget budget;
   budget.tokens = clamp_to<std::int64_t>(limits.max_tokens, 1, caps_.max_tokens);
   budget.prefill_tokens = clamp_to<std::int64_t>(limits.max_prefill_tokens, 1, budget.tokens);
+  const std::int32_t num_before = num_running_;
   const bool was_empty = num_running_ == 0;
   // Decodes that use up every step would starve a started prefill: it goes first the next time.
   const bool prefill_first = composition.prefill_before_decode || prefill_skipped_;
@@ -144,7 +145,7 @@ bool SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
     }
   }
   record.pads_to_batch = composition.pad_to_batch;
-  return budget.preempted;
+  return num_running_ < num_before;
 }
 
 template <class P>
@@ -304,7 +305,18 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
         return false;  // blocks come back when plans in flight are settled
       }
       if (num_running_ == 1) {
-        finish_sequence(rows_[static_cast<std::size_t>(row)].slot, FinishReason::Capacity, now_);
+        RowState& r = rows_[static_cast<std::size_t>(row)];
+        if (r.fork_blocks > 0) {  // its further samples then compute the prompt themselves
+          held_blocks_ -= r.fork_blocks;
+          r.fork_blocks = 0;
+          continue;
+        }
+        // Samples that have not gone separate ways end with the first one.
+        const RequestRecord& request = desk_[r.slot];
+        const bool ends_all = request.sample == 0 && !request.is_forked;
+        for (std::uint32_t at = r.slot; at != kNil; at = ends_all ? desk_[at].next_sample : kNil) {
+          finish_sequence(at, FinishReason::Capacity, now_);
+        }
         return false;
       }
       give_way(record, row, budget);
