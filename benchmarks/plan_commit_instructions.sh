@@ -17,7 +17,7 @@ for running in 256 1024; do
   for cell in '512 300000 0' '512 300000 10000' '512 4000000 0' '4096 300000 0' '4096 300000 10000' \
               '4096 4000000 10000' '32768 4000000 0' '32768 4000000 10000'; do
     read -r context pool waiting <<< "$cell"
-    name="BM_PlanCommit/running:$running/context:$context/block:16/waiting:$waiting/pool:$pool/"
+    name="BM_PlanCommit/running:$running/context:$context/block:16/waiting:$waiting/pool:$pool/iterations"
     log=$(mktemp)
     DYNBATCH_BENCH_ONCE=1 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
       --toggle-collect='*timed_plan*' --toggle-collect='*timed_commit*' \

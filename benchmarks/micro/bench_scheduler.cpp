@@ -46,8 +46,10 @@ class DecodeBed {
   static constexpr std::int64_t kOutputs = 1024;
 
   DecodeBed(std::int32_t running, std::int64_t context, std::int64_t pool_blocks,
-            std::int64_t waiting) {
+            std::int64_t waiting, bool is_recorded = false) {
     SchedulerConfig config;
+    config.flight_log_bytes = is_recorded ? std::int64_t{1} << 30 : 0;
+    config.flight_log_prompts = true;
     config.max_live_requests = running + waiting + 64;
     config.max_context_tokens = context + kOutputs;
     config.max_queued_tokens = running * (context + 2 * kOutputs) + (waiting + 64) * 1024;
@@ -125,6 +127,8 @@ class DecodeBed {
     Event events[256];
     while (scheduler_->poll(events) == std::size(events)) {
     }
+    while (scheduler_->drain_log(log_) > 0) {
+    }
   }
   [[nodiscard]] bool has_prefill() const { return has_prefill_; }
 
@@ -137,6 +141,7 @@ class DecodeBed {
   std::unique_ptr<BenchScheduler> scheduler_;
   StepResultBuffer result_;
   std::vector<Token> prompt_;
+  std::vector<std::byte> log_ = std::vector<std::byte>(1 << 16);
   std::int64_t now_ = 0;
   std::uint64_t next_id_ = 1;
   std::uint32_t token_ = 1;
@@ -147,10 +152,10 @@ class DecodeBed {
 [[gnu::noinline]] const StepPlan& timed_plan(DecodeBed& bed) { return bed.plan(); }
 [[gnu::noinline]] void timed_commit(DecodeBed& bed, const StepPlan& plan) { bed.commit(plan); }
 
-/// plan() + commit() of one decode step; execution and poll() are not timed.
+/// plan() + commit() of one decode step; execution, poll() and drain_log() are not timed.
 void plan_commit(benchmark::State& state, std::int32_t running, std::int64_t context,
-                 std::int64_t waiting, std::int64_t pool) {
-  DecodeBed bed(running, context, pool, waiting);
+                 std::int64_t waiting, std::int64_t pool, bool is_recorded) {
+  DecodeBed bed(running, context, pool, waiting, is_recorded);
   std::int64_t decodes = 0;
   double seconds = 0;
   for (auto _ : state) {
@@ -239,18 +244,26 @@ void register_plan_commit(int repetitions) {
               0.9 * static_cast<double>(pool)) {
             continue;
           }
-          const std::string name = "BM_PlanCommit/running:" + std::to_string(running) +
-                                   "/context:" + std::to_string(context) +
-                                   "/block:16/waiting:" + std::to_string(waiting) +
-                                   "/pool:" + std::to_string(pool);
-          benchmark::RegisterBenchmark(
-              name.c_str(),
-              [=](benchmark::State& state) { plan_commit(state, running, context, waiting, pool); })
-              ->UseManualTime()
-              ->Iterations(DecodeBed::kSteps)
-              ->Repetitions(repetitions)
-              ->ReportAggregatesOnly(repetitions > 1)
-              ->Unit(benchmark::kMicrosecond);
+          for (const bool is_recorded : {false, true}) {
+            if (is_recorded && pool != 300000) {
+              continue;  // what the recorder costs has nothing to do with the pool
+            }
+            const std::string name = "BM_PlanCommit/running:" + std::to_string(running) +
+                                     "/context:" + std::to_string(context) +
+                                     "/block:16/waiting:" + std::to_string(waiting) +
+                                     "/pool:" + std::to_string(pool) +
+                                     (is_recorded ? "/recorder:on" : "");
+            benchmark::RegisterBenchmark(name.c_str(),
+                                         [=](benchmark::State& state) {
+                                           plan_commit(state, running, context, waiting, pool,
+                                                       is_recorded);
+                                         })
+                ->UseManualTime()
+                ->Iterations(DecodeBed::kSteps)
+                ->Repetitions(repetitions)
+                ->ReportAggregatesOnly(repetitions > 1)
+                ->Unit(benchmark::kMicrosecond);
+          }
         }
       }
     }

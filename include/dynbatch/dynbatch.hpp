@@ -54,10 +54,14 @@
 #include <dynbatch/model/step_result.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/scheduler/config.hpp>
+#include <dynbatch/scheduler/flight_record.hpp>
+#include <dynbatch/scheduler/flight_recorder.hpp>
 #include <dynbatch/scheduler/run_step.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>
 #include <dynbatch/sim/capacity_search.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/flight_log.hpp>
+#include <dynbatch/sim/flight_replay.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay.hpp>
 #include <dynbatch/sim/replay_config.hpp>

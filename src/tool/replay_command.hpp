@@ -21,6 +21,7 @@ struct ReplayOptions {
   std::string slo;
   std::string json;
   std::string csv;
+  std::string record;
   std::int64_t kv_tokens = 600'000;
   std::int64_t max_seqs = 256;
   std::int64_t max_new = 0;  ///< 0 = not given.

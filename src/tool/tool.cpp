@@ -6,6 +6,7 @@
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 
+#include "tool/explain_command.hpp"
 #include "tool/replay_command.hpp"
 
 #include <CLI/CLI.hpp>
@@ -33,8 +34,14 @@ constexpr const char* kExamples = R"(Examples:
       two settings of one policy, with all metrics in a file
   dynbatch replay --policy orca:reserve=8192,prefill_first,no_evict,max_util,dynbatch
       the rules of other engines beside the default ones
+  dynbatch replay --policy dynbatch --record run.flight
+      writes the flight log of the run; explain reads it, or one from production
+  dynbatch explain run.flight --request 17
+      what happened to a request, step by step, and why it waited
+  dynbatch explain run.flight --verify
+      replays the log and says whether all plans come out equal
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 bad trace or cost file.)";
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 bad trace, cost file or flight log.)";
 
 std::string cost_help() {
   std::string text = "step-time set: a JSON file (FILE or FILE#SET), or one of";
@@ -85,6 +92,8 @@ void add_replay_options(CLI::App& command, ReplayOptions& o) {
       ->capture_default_str();
   command.add_option("--json", o.json, "write configuration and all metrics to a file");
   command.add_option("--csv", o.csv, "write one row a request to a file");
+  command.add_option("--record", o.record,
+                     "write the flight log of the run (one policy) to a file");
 }
 
 int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::ostream& err,
@@ -97,6 +106,15 @@ int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::
       app.add_subcommand("replay", "Replay a request trace under one or more policies");
   replay->footer(kExamples);
   add_replay_options(*replay, options);
+  ExplainOptions explain_options;
+  CLI::App* explain =
+      app.add_subcommand("explain", "Say what a flight log holds, and why requests waited");
+  explain->add_option("log", explain_options.log, "flight log")->required();
+  const CLI::Option* request = explain->add_option("--request", explain_options.request,
+                                                   "what happened to the request of this id");
+  explain->add_flag("--verify", explain_options.verify,
+                    "replay the log and compare all plans with the recorded ones");
+  explain->footer(kExamples);
   const CLI::App* version = app.add_subcommand("version", "Print the version");
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 reads from the back
@@ -106,6 +124,10 @@ int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::
   if (version->parsed()) {
     out << fmt::format("dynbatch {}.{}.{}\n", kVersionMajor, kVersionMinor, kVersionPatch);
     return kSuccess;
+  }
+  if (explain->parsed()) {
+    explain_options.has_request = request->count() > 0;
+    return run_explain(explain_options, out, err);
   }
   for (const char* name : {"--requests", "--max-new", "--rate-scale", "--find-capacity"}) {
     // 0 means "not given" in ReplayOptions.

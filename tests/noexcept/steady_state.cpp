@@ -65,6 +65,8 @@ struct Host {
   Sched<Admission> scheduler;
   StepResultBuffer result;
   Token prompt[700];
+  std::byte log[1 << 14];
+  bool logged = false;
   std::int64_t now = 0;
   std::uint64_t next_id = 1;
   std::uint64_t preemptions = 0;
@@ -122,6 +124,10 @@ struct Host {
       Event events[64];
       while (scheduler.poll(events) == 64) {
       }
+      // Not drained for a while, the flight log fills up and counts what it loses.
+      while (i % 1000 < 700 && scheduler.drain_log(log) > 0) {
+        logged = true;
+      }
     }
   }
 };
@@ -132,6 +138,8 @@ template <class Admission>
 int check(const char* name, const Admission& admission) {
   SchedulerConfig config;
   config.max_live_requests = 256;
+  config.flight_log_bytes = 1 << 16;
+  config.flight_log_prompts = true;
   Capabilities caps;
   caps.max_sequences = 32;
   auto made = Sched<Admission>::make(
@@ -141,7 +149,7 @@ int check(const char* name, const Admission& admission) {
     std::printf("%s: make failed\n", name);
     return 1;
   }
-  static Host<Admission> host{std::move(made).value(), {}, {}};
+  static Host<Admission> host{std::move(made).value(), {}, {}, {}};
   if (!host.scheduler.make_result(host.result)) {
     return 1;
   }
@@ -159,7 +167,8 @@ int check(const char* name, const Admission& admission) {
     if (g_allocations != before) {
       code = 2;
     } else if (stats.preemptions == 0 || stats.finished < 100 || stats.cancelled == 0 ||
-               stats.expired == 0 || stats.prefix_hit_tokens == 0) {
+               stats.expired == 0 || stats.prefix_hit_tokens == 0 || !host.logged ||
+               stats.flight_records_lost == 0) {
       code = 4;  // the run did not reach what it is meant to test
     }
     syscall(SYS_exit, code);  // _exit would call exit_group, which the filter refuses

@@ -108,11 +108,18 @@ inline std::vector<LawMix> pairwise_cover() {
   return cover;
 }
 
+/// What the flight recorder of a run holds.
+enum class LawLog { Off, Full, Hidden };
+
 /// Owns the models of one mix and the scheduler over their Any views.
 class LawRun {
  public:
-  LawRun(const LawMix& mix, std::uint64_t seed, int operations)
-      : mix_(mix), rng_(seed), operations_(operations), executor_(capabilities(), seed ^ 0x5EED) {
+  LawRun(const LawMix& mix, std::uint64_t seed, int operations, LawLog log = LawLog::Off)
+      : mix_(mix),
+        rng_(seed),
+        operations_(operations),
+        log_kind_(log),
+        executor_(capabilities(), seed ^ 0x5EED) {
     build();
   }
 
@@ -121,9 +128,11 @@ class LawRun {
     for (int i = 0; i < operations_ && errors_.size() < 5; ++i) {
       operation();
       check(false);
+      drain_log();
     }
     finish();
     check(true);
+    drain_log();
   }
 
   [[nodiscard]] const std::vector<std::string>& errors() const { return errors_; }
@@ -131,6 +140,9 @@ class LawRun {
   [[nodiscard]] std::int64_t plans() const { return plans_; }
   [[nodiscard]] const SchedulerStats& final_stats() const { return final_stats_; }
   [[nodiscard]] std::int64_t kv_reads() const { return executor_.kv_reads; }
+  [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
+  /// The flight log so far.
+  [[nodiscard]] const std::vector<std::byte>& log() const { return log_; }
 
  private:
   static constexpr std::int64_t kBudget = 48;
@@ -195,6 +207,8 @@ class LawRun {
     config.max_draft_tokens = mix_.extras >= 2 ? 4 : 0;
     executor_.max_drafts = mix_.extras >= 2 ? 5 : 0;
     config.resource_caps[0] = 3;
+    config.flight_log_bytes = log_kind_ == LawLog::Off ? 0 : 1 << 20;
+    config.flight_log_prompts = log_kind_ == LawLog::Full;
     auto made =
         AnyScheduler::make(config, capabilities(), sizers[mix_.sizer], splitters[mix_.splitter],
                            AnyExpertBalancer(balancer_), pools[mix_.pool], admissions[mix_.order]);
@@ -209,6 +223,14 @@ class LawRun {
     executor_.tolerates_garbage = mix_.faults > 0;
     if (mix_.faults > 0) {
       executor_.faults = {.not_run = 40, .partial = 30, .failed = 60, .stop = 50};
+    }
+  }
+
+  void drain_log() {
+    std::byte bytes[4096];
+    for (std::size_t n = 1; n > 0;) {
+      n = scheduler_->drain_log(bytes);
+      log_.insert(log_.end(), bytes, bytes + n);
     }
   }
 
@@ -602,6 +624,7 @@ class LawRun {
       now_.ns += 100'000;
       step();
       events_.drain(*scheduler_);
+      drain_log();
     }
     while (!in_flight_.empty()) {
       settle_oldest();
@@ -615,6 +638,8 @@ class LawRun {
   LawMix mix_;
   SplitMix64 rng_;
   int operations_;
+  LawLog log_kind_;
+  std::vector<std::byte> log_;
   ToyExecutor executor_;
   ToyEvents events_;
   UnboundedSizer unbounded_;

@@ -90,6 +90,7 @@ struct SchedulerStats {
   std::uint64_t output_tokens = 0;          ///< Tokens delivered.
   std::uint64_t prefix_hit_tokens = 0;      ///< Prompt tokens served from the cache at admission.
   std::uint64_t prefix_query_tokens = 0;
+  std::uint64_t flight_records_lost = 0;  ///< The flight log had no room for them.
 };
 
 /// Why plan() returned no plan.

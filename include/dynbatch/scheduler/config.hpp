@@ -21,6 +21,9 @@ inline constexpr std::int32_t kMaxRanks = 4096;
 /// Most plans that may be in flight.
 inline constexpr std::int32_t kMaxPlansInFlight = 8;
 
+/// Smallest ring of the flight recorder, in bytes.
+inline constexpr std::int64_t kMinFlightLogBytes = 4096;
+
 /// Sizes are allocated once, at make(); they cost address space until used.
 struct SchedulerConfig {
   /// Requests between submit() and the delivery of their terminal event; >= 1.
@@ -45,6 +48,15 @@ struct SchedulerConfig {
   std::int32_t max_retries = 2;
   /// Caps of the host's named resources (ResourceNeed::resource is the index); 0 = not offered.
   std::int64_t resource_caps[kMaxResources]{};
+  /// Ring of the flight recorder in bytes; 0 = off, else at least kMinFlightLogBytes. Drain it with
+  /// drain_log(); what finds no room is counted and marked in the log.
+  std::int64_t flight_log_bytes = 0;
+  /// Whether the flight log holds prompts and outputs (their digests, where a prompt was given as
+  /// digests). Without them it holds lengths only, and plans over a pool that shares prefixes
+  /// cannot be replayed.
+  bool flight_log_prompts = false;
+  /// Names the policies in the flight log, for whoever replays it; copied, at most 255 characters.
+  const char* flight_label = "";
 
   [[nodiscard]] constexpr Status validate() const noexcept {
     if (max_live_requests < 1 || max_live_requests > (std::int64_t{1} << 24)) {
@@ -80,6 +92,14 @@ struct SchedulerConfig {
       if (cap < 0) {
         return {Errc::InvalidConfig, "resource_caps", cap, 0, "must not be negative"};
       }
+    }
+    if (flight_log_bytes != 0 &&
+        (flight_log_bytes < kMinFlightLogBytes || flight_log_bytes > (std::int64_t{1} << 40))) {
+      return {Errc::InvalidConfig, "flight_log_bytes", flight_log_bytes, kMinFlightLogBytes,
+              "must be 0 (off) or from 4096 to 2^40"};
+    }
+    if (flight_label == nullptr) {
+      return {Errc::InvalidConfig, "flight_label", 0, 0, "must not be a null pointer"};
     }
     return kOk;
   }

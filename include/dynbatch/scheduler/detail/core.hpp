@@ -2,8 +2,8 @@
 #pragma once
 /// \file
 /// State and operations behind Scheduler. Members are defined by topic in
-/// core_{intake,compose,settle, report}.hpp; all of them run on the driving thread unless they say
-/// otherwise.
+/// core_{intake,compose,settle,report,flight}.hpp; all of them run on the driving thread unless
+/// they say otherwise.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -17,6 +17,7 @@
 #include <dynbatch/concepts/micro_batch_splitter.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/event.hpp>
+#include <dynbatch/model/plan_digest.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_plan.hpp>
@@ -27,6 +28,8 @@
 #include <dynbatch/scheduler/detail/records.hpp>
 #include <dynbatch/scheduler/detail/request_desk.hpp>
 #include <dynbatch/scheduler/detail/slot_heap.hpp>
+#include <dynbatch/scheduler/flight_record.hpp>
+#include <dynbatch/scheduler/flight_recorder.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -67,12 +70,20 @@ class SchedulerCore {
   [[nodiscard]] SchedulerStats stats() const noexcept;
 
   // Driving thread.
-  const StepPlan* plan(TimeNs now) noexcept;
+  const StepPlan* plan(TimeNs now) noexcept {
+    const StepPlan* plan = next_plan(now);
+    if (flight_.is_on()) {
+      record_plan(plan);
+    }
+    return plan;
+  }
   [[nodiscard]] RankSummary summary(const StepPlan& plan) const noexcept;
   Status seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept;
   Status commit(const StepPlan& plan, const StepResult& result, TimeNs now) noexcept;
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
+  bool clear_cache() noexcept;
+  std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
   [[nodiscard]] const Capabilities& capabilities() const noexcept { return caps_; }
   Policies& policies() noexcept { return policies_; }
@@ -130,8 +141,9 @@ class SchedulerCore {
   [[nodiscard]] std::int32_t choose_victim() const noexcept;
 
   // core_compose.hpp
+  const StepPlan* next_plan(TimeNs now) noexcept;
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
-  bool compose(PlanRecord& record, const BatchLimits& limits) noexcept;
+  void compose(PlanRecord& record, const BatchLimits& limits) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
   bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
                             Budget& budget) noexcept;
@@ -186,6 +198,9 @@ class SchedulerCore {
     if (first_cause_ == WaitCause::None) {
       first_cause_ = cause;
       first_blocked_ = desk_[slot].id;
+    }
+    if (flight_.is_on()) {
+      note_wait(slot, cause);
     }
   }
   void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens,
@@ -245,6 +260,25 @@ class SchedulerCore {
   bool report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out,
                      std::size_t& n) noexcept;
   [[nodiscard]] Event event_of(std::uint32_t slot, EventKind kind, TimeNs time) const noexcept;
+
+  // core_flight.hpp; only while the recorder is on.
+  [[nodiscard]] Status start_recorder(std::span<const GroupSpec> groups) noexcept;
+  void record_request(std::uint32_t slot, bool was_cancelled, TimeNs now) noexcept;
+  void record_cancel(std::uint32_t slot, bool is_in_poll, TimeNs now) noexcept;
+  void record_plan(const StepPlan* plan) noexcept;
+  void record_seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept;
+  void record_commit(const StepPlan& plan, const StepResult& result, bool is_plain,
+                     TimeNs now) noexcept;
+  void record_tokens(const StepPlan& plan, const StepResult& result) noexcept;
+  void record_admitted(std::uint32_t slot, std::int64_t known, std::int64_t hit) noexcept;
+  void record_preempted(const RowState& r) noexcept;
+  void record_undone(const RowState& r, bool is_charged, bool is_reader) noexcept;
+  void record_ended(const RequestRecord& root) noexcept;
+  void note_wait(std::uint32_t slot, WaitCause cause) noexcept;
+  void note_head(bool is_preempted) noexcept;
+  [[nodiscard]] std::uint64_t flight_digest(const StepPlan& plan) const noexcept {
+    return config_.flight_log_prompts ? plan_digest(plan) : decision_digest(plan);
+  }
 
   PlanRecord& in_flight_plan(std::int32_t i) noexcept {
     return plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)];
@@ -330,6 +364,16 @@ class SchedulerCore {
   Buffer<Token> drafts_;                  // [max_sequences, max_draft_tokens]
   FixedVector<std::int32_t> candidates_;  // rows that might give way, from the last admitted on
   std::atomic<int> pause_{0};
+  int pause_seen_ = 0;  // what the plan() under way has read, once
+  bool closed_seen_ = false;
+
+  // Flight recorder.
+  FlightRecorder flight_;
+  FixedVector<FlightWait> flight_waits_;  // of the plan under construction
+  BatchLimits flight_limits_{};           // that its sizer gave; max_tokens 0 = not asked
+  std::uint64_t flight_mark_ = 0;         // records at the end of the last one of a plan()
+  FlightPlan flight_last_{};              // of a call without a plan: repetitions are left out
+  std::uint64_t flight_cost_ = 0;         // version of the step cost that is in the log
 
   struct Counters {
     Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight,

@@ -141,6 +141,12 @@ Status SchedulerCore<P>::initialise() noexcept {
   for (const std::int32_t size : caps_.graph_sizes) {
     graph_sizes_.push_back(size);
   }
+  if (config_.flight_log_bytes > 0) {
+    if (const Status s = start_recorder(groups); !s) {
+      return s;
+    }
+  }
+  config_.flight_label = "";
   caps_.groups = {};
   caps_.graph_sizes = {};
   return kOk;
@@ -160,6 +166,9 @@ void SchedulerCore<P>::take_in(TimeNs now) noexcept {
   desk_.drain_submitted([&](std::uint32_t slot) { accept(slot, now); });
   desk_.drain_cancelled([&](std::uint32_t slot) {
     if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
+      if (flight_.is_on()) {
+        record_cancel(slot, false, now);
+      }
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
     }
   });
@@ -168,6 +177,9 @@ void SchedulerCore<P>::take_in(TimeNs now) noexcept {
 template <class P>
 void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
   const bool is_cancelled = desk_.take_over(slot);
+  if (flight_.is_on()) {
+    record_request(slot, is_cancelled, now);
+  }
   for (std::uint32_t at = slot; at != kNil; at = desk_[at].next_sample) {
     RequestRecord& record = desk_[at];
     record.order = next_order_++;
@@ -287,7 +299,14 @@ void SchedulerCore<P>::finish_sequence(std::uint32_t slot, FinishReason reason,
                                        TimeNs now) noexcept {
   RequestRecord& root = desk_[desk_[slot].root];
   end_sequence(slot, reason, now);
-  if (--root.open_samples == 0) {
+  --root.open_samples;
+  if (!root.is_forked) {  // the samples that were to start from its prompt never will
+    for (std::uint32_t at = root.next_sample; at != kNil; at = desk_[at].next_sample) {
+      end_sequence(at, reason, now);
+      --root.open_samples;
+    }
+  }
+  if (root.open_samples == 0) {
     close_request(root.root, EventKind::Finished, root.reason, Errc::Ok, now);
   }
 }
@@ -333,6 +352,9 @@ void SchedulerCore<P>::close_request(std::uint32_t root, EventKind kind, FinishR
   record.terminal_reason = reason;
   record.error = error;
   record.event_time = now;
+  if (flight_.is_on()) {
+    record_ended(record);
+  }
   switch (kind) {
     case EventKind::Finished:
       counters_.finished.add(1);

@@ -141,6 +141,9 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
   // A cancel() may be under way for an ended request: see it, so that its slot can be freed.
   desk_.drain_cancelled([&](std::uint32_t slot) {
     if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
+      if (flight_.is_on()) {
+        record_cancel(slot, true, now_);
+      }
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now_);
     }
   });
@@ -197,15 +200,16 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
   s.output_tokens = counters_.output_tokens.get();
   s.prefix_hit_tokens = counters_.prefix_hit.get();
   s.prefix_query_tokens = counters_.prefix_query.get();
+  s.flight_records_lost = flight_.lost();
   return s;
 }
 
 template <class P>
 Status SchedulerCore<P>::materialize(const StepPlan& plan, std::span<BlockId> out,
                                      std::size_t stride) const noexcept {
-  if (plan.chunks.size() * stride > out.size()) {
+  if (stride > 0 && plan.chunks.size() > out.size() / stride) {
     return {Errc::InvalidArgument, "out", static_cast<std::int64_t>(out.size()),
-            static_cast<std::int64_t>(plan.chunks.size() * stride), "one table a chunk"};
+            static_cast<std::int64_t>(plan.chunks.size()), "one table a chunk"};
   }
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
     const std::span<const BlockId> table = policies_.pool.table(0, plan.chunks[c].row);

@@ -227,6 +227,9 @@ void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   ++record.unreported_preemptions;
   counters_.preemptions.add(1);
   mark_dirty(r.slot);
+  if (flight_.is_on()) {
+    record_preempted(r);
+  }
   detach_row(row, true);
   record.preempted_at = record.outputs;
 }

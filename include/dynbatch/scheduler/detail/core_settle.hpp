@@ -13,7 +13,7 @@ bool SchedulerCore<P>::is_plain_result(const StepPlan& plan,
                                        const StepResult& result) const noexcept {
   const auto samples = static_cast<std::size_t>(plan.num_samples);
   if (result.tokens.size() != samples || !result.continuations.empty() || !result.drafts.empty() ||
-      !result.draft_begin.empty() || result.is_overfull) {
+      !result.draft_begin.empty() || result.is_overfull || !result.expert_counts.empty()) {
     return false;
   }
   unsigned kinds = 0;
@@ -75,6 +75,11 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
       return bad("drafts", token, 0, "token ids must not be negative");
     }
   }
+  if (!result.expert_counts.empty() && static_cast<std::int64_t>(result.expert_counts.size()) !=
+                                           std::int64_t{caps_.num_layers} * caps_.num_experts) {
+    return bad("expert_counts", static_cast<std::int64_t>(result.expert_counts.size()),
+               std::int64_t{caps_.num_layers} * caps_.num_experts, "one count a layer and expert");
+  }
   if (!result.continuations.empty()) {
     return {Errc::NotSupported, "continuations",
             static_cast<std::int64_t>(result.continuations.size()), 0,
@@ -108,6 +113,10 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
     if (outcome.kind > OutcomeKind::Failed) {
       return bad("outcome.kind", static_cast<std::int64_t>(outcome.kind),
                  static_cast<std::int64_t>(OutcomeKind::Failed), "no such outcome");
+    }
+    if (outcome.reason > FinishReason::Host) {
+      return bad("outcome.reason", static_cast<std::int64_t>(outcome.reason),
+                 static_cast<std::int64_t>(FinishReason::Host), "no such reason");
     }
     const bool is_run = outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop;
     const std::int32_t most = chunk.kind == ChunkKind::Decode ? chunk.num_tokens : 1;
@@ -165,6 +174,9 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   }
   advance_clock(host_now);
   const TimeNs now = now_;
+  if (flight_.is_on()) {
+    record_commit(plan, result, is_plain, now);
+  }
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
   // What the plan wrote is there before any row leaves, or the pool would not keep it.
@@ -514,6 +526,9 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
             undo.phase_before);
   r.is_stale = !is_youngest && r.in_flight > 1;
   record.retries += is_charged ? 1 : 0;
+  if (flight_.is_on()) {
+    record_undone(r, is_charged, false);
+  }
   if (is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
   }
@@ -536,6 +551,9 @@ void SchedulerCore<P>::reset_readers() noexcept {
       ++r.epoch;
       policies_.pool.withdraw(row, r.committed);
       if (r.phase != RowPhase::Draining) {
+        if (flight_.is_on()) {
+          record_undone(r, false, true);
+        }
         detach_row(row.value, true);
       }
     }
@@ -554,6 +572,10 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
             "this plan is not in flight"};
   }
   advance_clock(host_now);
+  if (flight_.is_on()) {
+    flight_.put(FlightKind::Abandon,
+                FlightAbandon{plan.id.value, now_.ns, static_cast<std::uint64_t>(why)});
+  }
   for (std::int32_t p = num_in_flight_ - 1; p >= first;
        --p) {  // youngest first: each undoes the one before
     PlanRecord& record = in_flight_plan(p);
