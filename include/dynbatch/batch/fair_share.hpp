@@ -105,8 +105,8 @@ class FairShare : public RuledAdmission {
         request.max_new_tokens == kOpenEnded
             ? entry.mean_outputs
             : clamp_to<std::int64_t>(request.max_new_tokens, 0, entry.mean_outputs);
-    const std::int64_t charge =
-        saturating_add(max_of<std::int64_t>(request.prompt_length, 0), outputs);
+    const std::int64_t charge = saturating_add(max_of<std::int64_t>(request.prompt_length, 0),
+                                               saturating_mul(outputs, request.num_sequences));
     const std::int64_t start = max_of(now_, entry.next_start);
     entry.next_start = saturating_add(start, virtual_time(charge, entry));
     return {start, charge};
@@ -156,7 +156,8 @@ class FairShare : public RuledAdmission {
           max_of<std::int64_t>(entry.next_start - virtual_time(charged - served, entry), 0);
     }
     if (request.was_admitted) {
-      entry.mean_outputs += (request.output_tokens - entry.mean_outputs) / kMeanWindow;
+      const std::int64_t outputs = request.output_tokens / max_of(request.num_sequences, 1);
+      entry.mean_outputs += (outputs - entry.mean_outputs) / kMeanWindow;
     }
     entry.served_tokens = saturating_add(entry.served_tokens, served);
   }

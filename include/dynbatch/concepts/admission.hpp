@@ -211,7 +211,8 @@ struct OptionalAdmission {
     }
   }
   /// The request is over, whatever became of it. Once for each request that key() was called for,
-  /// after on_leave() if it was running.
+  /// after on_leave() if it was running; num_sequences counts all its samples, output_tokens what
+  /// they produced together.
   static void on_end(P& p, const AdmissionRequest& r) noexcept {
     if constexpr (kHasOnEnd) {
       p.on_end(r);

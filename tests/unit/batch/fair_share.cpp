@@ -108,6 +108,27 @@ TEST_CASE("a preempted request keeps its key and is charged once", "[batch]") {
   CHECK(enter(fair, request_of(1)).key.primary == 20 * 65'536);
 }
 
+TEST_CASE("a request of several samples is charged for their outputs together", "[batch]") {
+  FairShare fair;
+  AdmissionRequest request = request_of(1, 10, 20);
+  request.num_sequences = 3;
+  request = enter(fair, request);
+  CHECK(request.key.secondary == 70);
+  request = start(fair, request);
+  CHECK(fair.running_sequences(1) == 3);
+  // Two of them go first, each with its row; the request is over with the last.
+  for (int i = 0; i < 3; ++i) {
+    AdmissionRequest sample = request;
+    sample.num_sequences = 1;
+    fair.on_leave(sample);
+  }
+  CHECK(fair.running_sequences(1) == 0);
+  request.output_tokens = 60;
+  fair.on_end(request);
+  CHECK(fair.served_tokens(1) == 70);
+  CHECK(enter(fair, request_of(1)).key.primary == 70 * 65'536);
+}
+
 TEST_CASE("limits hold for the tenants that have them", "[batch]") {
   FairShare fair(two_shares());
   CHECK(fair.can_ever_admit(request_of(8, 90, 10)));

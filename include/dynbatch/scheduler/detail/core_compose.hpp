@@ -328,7 +328,12 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
         continue;
       }
       if (num_running_ == 1) {
-        finish_sequence(rows_[static_cast<std::size_t>(row)].slot, FinishReason::Capacity, now_);
+        // Samples that have not gone separate ways end with the first one.
+        const RequestRecord& request = desk_[r.slot];
+        const bool ends_all = request.sample == 0 && !request.is_forked;
+        for (std::uint32_t at = r.slot; at != kNil; at = ends_all ? desk_[at].next_sample : kNil) {
+          finish_sequence(at, FinishReason::Capacity, now_);
+        }
         return false;
       }
       give_way(record, row, budget);

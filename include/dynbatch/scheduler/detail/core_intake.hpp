@@ -203,6 +203,9 @@ void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
     return;
   }
   enqueue(slot);
+  for (std::uint32_t at = desk_[slot].next_sample; at != kNil; at = desk_[at].next_sample) {
+    desk_[at].key = desk_[slot].key;
+  }
   set_deadline(slot);
 }
 
@@ -283,11 +286,6 @@ void SchedulerCore<P>::end_sequence(std::uint32_t slot, FinishReason reason, Tim
     detach_row(record.row.value, false);
   }
   sequence_slots_.push_back(record.sequence.slot);
-  if constexpr (AdmissionOptions::kHasOnEnd) {
-    if (record.was_queued) {
-      AdmissionOptions::on_end(policies_.admission, admission_view(slot));
-    }
-  }
   record.state = RequestState::Ended;
   record.row = kNoRow;
   record.reason = reason;
@@ -338,6 +336,16 @@ void SchedulerCore<P>::close_request(std::uint32_t root, EventKind kind, FinishR
   }
   if (!record.was_admitted) {
     desk_.leave_queue(root);
+  }
+  if constexpr (AdmissionOptions::kHasOnEnd) {
+    if (record.was_queued) {
+      AdmissionRequest view = admission_view(root);
+      view.num_sequences = record.num_samples;
+      for (std::uint32_t at = record.next_sample; at != kNil; at = desk_[at].next_sample) {
+        view.output_tokens += desk_[at].outputs;
+      }
+      AdmissionOptions::on_end(policies_.admission, view);
+    }
   }
   record.is_over = true;
   record.terminal = kind;
