@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -58,44 +59,7 @@ class BlockPool {
 
   /// Validates and allocates; all blocks are free, all rows empty. Errors: InvalidConfig,
   /// InvalidArgument, OutOfMemory; the pool is then not usable but safe to call.
-  [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept {
-    max_rows_ = 0;
-    if (Status s = config_.validate(); !s) {
-      return s;
-    }
-    if (attachment.max_rows < 1) {
-      return {Errc::InvalidArgument, "max_rows", attachment.max_rows, 1, "must be at least 1"};
-    }
-    if (attachment.max_context_tokens < 1) {
-      return {Errc::InvalidArgument, "max_context_tokens", attachment.max_context_tokens, 1,
-              "must be at least 1"};
-    }
-    // A table longer than the pool can never be filled.
-    max_blocks_per_row_ =
-        min_of(ceil_div(attachment.max_context_tokens, config_.block_size), config_.num_blocks);
-    max_context_tokens_ = attachment.max_context_tokens;
-    const auto rows = static_cast<std::size_t>(attachment.max_rows);
-    const auto blocks_per_row = static_cast<std::size_t>(max_blocks_per_row_);
-    Status s = rows_.allocate(rows, "max_rows");
-    s = s ? tables_.allocate(rows * blocks_per_row, "max_context_tokens") : s;
-    s = s ? matched_.allocate(blocks_per_row, "max_context_tokens") : s;
-    s = s ? store_.attach(config_.num_blocks) : s;
-    const auto block_bytes = static_cast<std::size_t>(config_.block_size) * sizeof(Token);
-    s = s ? index_.attach(config_.prefix_caching ? config_.num_blocks : 0, block_bytes,
-                          config_.prefix_caching ? config_.max_kv_events : 0)
-          : s;
-    if (!s) {
-      return s;
-    }
-    num_matched_ = 0;
-    num_withdrawn_ = 0;
-    settled_ = 0;
-    evictions_ = 0;
-    queried_tokens_ = 0;
-    hit_tokens_ = 0;
-    max_rows_ = attachment.max_rows;
-    return kOk;
-  }
+  [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept;
 
   /// One group of full attention. Like the next two, answered before attach() too.
   [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return {&group_, 1}; }
@@ -112,80 +76,12 @@ class BlockPool {
 
   /// Longest cached prefix of at most `limit` tokens, whole blocks, each verified by content.
   /// O(tokens matched).
-  [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept {
-    PrefixMatch result{};
-    result.ticket = ++state_;
-    num_matched_ = 0;
-    matched_limit_ = max_of<std::int64_t>(limit, 0);
-    if (max_rows_ == 0 || !config_.prefix_caching) {
-      return result;
-    }
-    const std::int64_t num_blocks =
-        min_of(num_shareable_blocks(content, matched_limit_), max_blocks_per_row_);
-    PrefixNode node = kNoNode;
-    std::uint64_t newest = 0;
-    std::int64_t found = 0;
-    detail::ContentCursor cursor(content, config_.block_size, 0);
-    while (found < num_blocks) {
-      const void* data = cursor.next();
-      node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
-                             : index_.find_child(node, data, content.has_digests());
-      if (node == kNoNode) {
-        break;
-      }
-      PrefixNode first = node;
-      std::int64_t run = 1;
-      if (!content.has_digests()) {
-        run +=
-            index_.walk(node, cursor.tokens(), min_of(cursor.num_left(), num_blocks - found - 1));
-        cursor.skip(run - 1);
-      }
-      BlockId* out = matched_.data() + found;
-      std::int64_t idle = 0;
-      for (std::int64_t i = 0; i < run; ++i, ++first.value) {
-        out[i] = index_.block_of(first);
-        idle += store_.references(out[i]) == 0 ? 1 : 0;
-      }
-      for (std::int64_t i = 0; i < run && has_pending(); ++i) {
-        newest = max_of(newest, index_.plan_of(out[i]).value);
-      }
-      found += run;
-      result.idle_blocks += idle;
-    }
-    num_matched_ = found;
-    result.num_blocks = num_matched_;
-    result.num_tokens = num_matched_ * config_.block_size;
-    result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
-    return result;
-  }
+  [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept;
 
   /// References the blocks of the latest match(), or its first `match.num_blocks`, from an empty
   /// row. False, and nothing changes, if the row isn't empty or the pool has changed since; without
   /// blocks there is nothing to become stale. O(blocks).
-  bool acquire(Row row, const PrefixMatch& match) noexcept {
-    if (!is_row(row) || state_of(row).length != 0) {
-      return false;
-    }
-    const bool is_current = match.ticket == state_;
-    if (match.num_blocks != 0 &&
-        (!is_current || match.num_blocks < 0 || match.num_blocks > num_matched_)) {
-      return false;
-    }
-    if (is_current) {
-      queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
-      hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
-    }
-    BlockId* table = table_of(row);
-    for (std::int64_t i = 0; i < match.num_blocks; ++i) {
-      table[i] = matched_.data()[i];
-      store_.add_reference(table[i]);
-    }
-    RowState& r = state_of(row);
-    const auto blocks = static_cast<std::int32_t>(match.num_blocks);
-    r = {blocks, blocks, blocks, kNoNode, {}};
-    ++state_;
-    return true;
-  }
+  bool acquire(Row row, const PrefixMatch& match) noexcept;
 
   /// Makes the table of a row hold `tokens`: all the blocks it lacks, or none and false. Takes free
   /// blocks before cached ones. O(1) if it holds them, else O(new blocks).
@@ -211,41 +107,7 @@ class BlockPool {
   /// Enters the blocks of a row that lie wholly in [0, tokens), in the known and in the cacheable
   /// part of its content; they are pending until `plan` is settled. O(1) if there are none.
   void publish(Row row, const SequenceContentView& content, std::int64_t tokens,
-               PlanId plan) noexcept {
-    if (!is_row(row) || !config_.prefix_caching) {
-      return;
-    }
-    RowState& r = state_of(row);
-    if (tokens < (std::int64_t{r.num_published} + 1) * config_.block_size) {
-      return;
-    }
-    const std::int64_t end = min_of<std::int64_t>(num_shareable_blocks(content, tokens), r.length);
-    if (end <= r.num_published) {
-      return;
-    }
-    const BlockId* table = table_of(row);
-    PrefixNode node = kNoNode;
-    if (r.num_published != 0) {
-      // The row's own note saves two cache misses; it is void once the node's identity changes.
-      node = r.tail != kNoNode && index_.is_alive(r.tail, r.tail_id)
-                 ? r.tail
-                 : index_.node_of(table[r.num_published - 1]);
-      if (node == kNoNode) {
-        return;  // Withdrawn: nothing may be found below it.
-      }
-    }
-    const PrefixRoot root{*content.scope, content.has_digests()};
-    detail::ContentCursor cursor(content, config_.block_size, r.num_published);
-    for (; r.num_published < end; ++r.num_published) {
-      const BlockId block = table[r.num_published];
-      if (!index_.is_blank(block) && !make_blank(block)) {
-        break;
-      }
-      node = index_.insert(block, node, root, cursor.next(), plan);
-    }
-    note_tail(r, node);
-    ++state_;
-  }
+               PlanId plan) noexcept;
 
   /// Shortens the table of a row to what `tokens` need. A published block that this cuts through
   /// leaves the index, unless other rows hold it: then this row must not write to it again.
@@ -277,40 +139,7 @@ class BlockPool {
   /// tokens the caller has the host copy before anything is written. O(blocks). Errors:
   /// InvalidArgument (a row, or more tokens than `from` has), QueueFull (no block for the rest);
   /// nothing changes then.
-  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept {
-    if (!is_row(from) || !is_row(to) || from == to || state_of(to).length != 0) {
-      return {Errc::InvalidArgument, "row", to.value, max_rows_,
-              "needs two rows, the second empty"};
-    }
-    const RowState& parent = state_of(from);
-    if (tokens < 0 || tokens > parent.length * config_.block_size) {
-      return {Errc::InvalidArgument, "tokens", tokens, parent.length * config_.block_size,
-              "more than the row holds"};
-    }
-    const auto whole = static_cast<std::int32_t>(tokens / config_.block_size);
-    const bool has_rest = tokens % config_.block_size != 0;
-    if (has_rest && store_.num_available() == 0) {
-      return {Errc::QueueFull, "blocks", 1, 0, "no block for the rest of the fork"};
-    }
-    const BlockId* source = table_of(from);
-    BlockId* target = table_of(to);
-    for (std::int32_t i = 0; i < whole; ++i) {
-      target[i] = source[i];
-      store_.add_reference(target[i]);
-    }
-    RowState& child = state_of(to);
-    child = RowState{};
-    child.length = whole;
-    child.num_acquired = whole;
-    child.num_published = min_of(whole, parent.num_published);
-    child.tail = kNoNode;
-    if (has_rest) {
-      take_blocks({target + whole, 1});
-      child.length = whole + 1;
-    }
-    ++state_;
-    return kOk;
-  }
+  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept;
 
   /// Drops all references of a row, the last block first. Blocks still pending that nobody else
   /// holds are not kept as cached: nobody could withdraw them.
@@ -340,58 +169,11 @@ class BlockPool {
 
   /// Takes out of the index what a row published in or behind the block that holds position
   /// `tokens`, and what it acquired there that is still pending. Returns the number of blocks.
-  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept {
-    if (!is_row(row)) {
-      return 0;
-    }
-    RowState& r = state_of(row);
-    const std::int64_t first = max_of<std::int64_t>(tokens, 0) / config_.block_size;
-    std::int64_t withdrawn = 0;
-    const BlockId* table = table_of(row);
-    std::int32_t published = r.num_published;
-    for (std::int32_t i = r.num_published - 1; i >= first; --i) {
-      const BlockId block = table[i];
-      const PrefixNode node = index_.node_of(block);
-      if (node == kNoNode) {
-        published = i;
-        continue;
-      }
-      if (i < r.num_acquired && !is_pending(block)) {
-        continue;  // Valid, whatever happens to this row.
-      }
-      const bool has_readers = store_.references(block) > 1;
-      leave_index(block);
-      if (has_readers) {
-        index_.mark_withdrawn(block);
-        ++num_withdrawn_;
-        if (index_.has_prefix(node)) {
-          index_.rename(node);  // What the readers published below it must not be found.
-        }
-      }
-      published = i;
-      ++withdrawn;
-    }
-    r.num_published = published;
-    r.tail = kNoNode;
-    ++state_;
-    return withdrawn;
-  }
+  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept;
 
   /// True if a block that the row acquired was withdrawn since. O(1) unless some block is in that
   /// state, then O(acquired blocks).
-  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept {
-    if (num_withdrawn_ == 0 || !is_row(row)) {
-      return false;
-    }
-    const std::span<const BlockId> blocks = table(0, row);
-    const auto acquired = static_cast<std::size_t>(rows_.data()[row.value].num_acquired);
-    for (const BlockId block : blocks.first(acquired)) {
-      if (index_.is_withdrawn(block)) {
-        return true;
-      }
-    }
-    return false;
-  }
+  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept;
 
   /// NotSupported.
   [[nodiscard]] Status pin(const SequenceContentView& content, std::int64_t tokens,
@@ -404,40 +186,10 @@ class BlockPool {
 
   /// Sets the number of usable blocks, in [1, Config::num_blocks]. Shrinking evicts cached blocks
   /// with ids at and beyond it; referenced ones leave when they are released. O(pool).
-  [[nodiscard]] Status resize(std::int64_t num_blocks) noexcept {
-    if (max_rows_ == 0 || num_blocks < 1 || num_blocks > config_.num_blocks) {
-      return {Errc::InvalidArgument, "num_blocks", num_blocks, config_.num_blocks,
-              "must be in [1, limit]"};
-    }
-    const std::int64_t end = min_of(store_.first_unused(), store_.size());
-    for (std::int64_t id = num_blocks; id < end; ++id) {
-      const BlockId block{static_cast<std::int32_t>(id)};
-      if (store_.references(block) == 0 && is_indexed(block)) {
-        leave_index(block);
-        store_.forget(block);
-        ++evictions_;
-      }
-    }
-    store_.resize(num_blocks);
-    ++state_;
-    return kOk;
-  }
+  [[nodiscard]] Status resize(std::int64_t num_blocks) noexcept;
 
   /// Forgets all cached content. False, and nothing changes, while a row holds a block. O(cached).
-  bool clear() noexcept {
-    if (store_.num_referenced() != 0) {
-      return false;
-    }
-    index_.begin_clear();
-    for (BlockId block = store_.eviction().victim(); block != kNoBlock;
-         block = store_.eviction().victim()) {
-      leave_index(block);
-      store_.forget(block);
-    }
-    index_.end_clear();
-    ++state_;
-    return true;
-  }
+  bool clear() noexcept;
 
   /// Moves the oldest undrained cache events to `events`; returns how many.
   std::size_t drain_events(std::span<KvEvent> events) noexcept {
@@ -531,19 +283,29 @@ class BlockPool {
     DYNBATCH_ASSERT(n == evicted.size(), "the counters promise blocks that aren't there");
     index_.remove(evicted);
     evictions_ += n;
+    prefetch_victims();
+  }
+
+  // A decode step takes blocks one by one: what is known of the next ones is on its way by then.
+  void prefetch_victims() const noexcept {
+    constexpr int kNear = 3;
+    constexpr int kDistant = 6;
+    BlockId near = store_.eviction().victim();
+    for (int i = 0; i < kNear && near != kNoBlock; ++i) {
+      near = store_.eviction().after(near);
+    }
+    BlockId distant = near;
+    for (int i = kNear; i < kDistant && distant != kNoBlock; ++i) {
+      distant = store_.eviction().after(distant);
+    }
+    if (distant != kNoBlock) {
+      store_.prefetch(distant);
+      index_.prefetch(near, distant);
+    }
   }
 
   // A block about to be published that is marked or still holds a prefix. False: leave it.
-  bool make_blank(BlockId block) noexcept {
-    if (!index_.is_withdrawn(block)) {
-      return false;  // Acquired behind a block that was withdrawn: it belongs to another path.
-    }
-    if (store_.references(block) != 1) {
-      return false;  // Readers of what it held before haven't left it.
-    }
-    unmark_withdrawn(block);
-    return true;
-  }
+  bool make_blank(BlockId block) noexcept;
 
   void leave_index(BlockId block) noexcept { index_.remove(block); }
   void unmark_withdrawn(BlockId block) noexcept {
@@ -551,24 +313,47 @@ class BlockPool {
     --num_withdrawn_;
   }
 
+  static constexpr std::int32_t kPrefetchDistance = 12;
+  void prefetch(BlockId block) const noexcept {
+    store_.prefetch(block);
+    index_.prefetch(block);
+  }
+  // True if the row that drops it is its last and leaves nothing but valid content.
+  [[nodiscard]] bool becomes_cached(BlockId block) const noexcept {
+    return is_indexed(block) && store_.references(block) == 1 && !is_pending(block) &&
+           block.value < store_.size();
+  }
+  // Drops a reference to any block.
+  void drop_block(BlockId block) noexcept {
+    if (store_.references(block) > 1 || !config_.prefix_caching) {
+      store_.drop_reference(block, false);
+      return;
+    }
+    bool keep = is_indexed(block);
+    if (keep && (is_pending(block) || block.value >= store_.size())) {
+      leave_index(block);
+      keep = false;
+    } else if (index_.is_withdrawn(block)) {
+      unmark_withdrawn(block);
+    }
+    store_.drop_reference(block, keep);
+  }
+
   // Shortens a table; the tail is dropped first, so that it is evicted before the head.
   void drop_blocks(Row row, std::int32_t length) noexcept {
     RowState& r = state_of(row);
     const BlockId* table = table_of(row);
-    for (std::int32_t i = r.length - 1; i >= length; --i) {
-      const BlockId block = table[i];
-      if (store_.references(block) > 1 || !config_.prefix_caching) {
-        store_.drop_reference(block, false);
-        continue;
+    for (std::int32_t i = r.length; i > length;) {
+      // Most often all of them become cached, then they do so at once.
+      const std::int32_t end = i;
+      while (i > length && becomes_cached(table[i - 1])) {
+        --i;
+        prefetch(table[max_of(i - kPrefetchDistance, length)]);
       }
-      bool keep = is_indexed(block);
-      if (keep && (is_pending(block) || block.value >= store_.size())) {
-        leave_index(block);
-        keep = false;
-      } else if (index_.is_withdrawn(block)) {
-        unmark_withdrawn(block);
+      store_.keep_backwards({table + i, static_cast<std::size_t>(end - i)});
+      if (i > length) {
+        drop_block(table[--i]);
       }
-      store_.drop_reference(block, keep);
     }
     r.length = length;
     r.num_acquired = min_of(r.num_acquired, length);
@@ -598,70 +383,9 @@ class BlockPool {
   std::int32_t max_rows_ = 0;
 };
 
-template <class Eviction, class Hash>
-Status BlockPool<Eviction, Hash>::check() const noexcept {
-  if (max_rows_ == 0) {
-    return kOk;
-  }
-  if (Status s = store_.check(); !s) {
-    return s;
-  }
-  const std::int64_t used = store_.first_unused();
-  Buffer<std::int32_t> counts;
-  if (Status s = counts.allocate(static_cast<std::size_t>(used), "num_blocks"); !s) {
-    return s;
-  }
-  for (std::int32_t i = 0; i < max_rows_; ++i) {
-    const RowState& r = rows_.data()[i];
-    if (r.length < 0 || r.length > max_blocks_per_row_ || r.num_published > r.length ||
-        r.num_acquired > r.length) {
-      return {Errc::InternalError, "row", i, r.length, "a row's counters contradict each other"};
-    }
-    if (r.num_published != 0 && r.tail != kNoNode && index_.is_alive(r.tail, r.tail_id) &&
-        index_.node_of(table(0, Row{i})[static_cast<std::size_t>(r.num_published) - 1]) != r.tail) {
-      return {Errc::InternalError, "row", i, r.tail.value, "a row's note of its tail is wrong"};
-    }
-    for (const BlockId block : table(0, Row{i})) {
-      if (block.value < 0 || block.value >= used) {
-        return {Errc::InternalError, "row", i, block.value, "a table holds an unknown block"};
-      }
-      ++counts.data()[block.value];
-    }
-  }
-  std::int64_t withdrawn = 0;
-  for (std::int64_t id = 0; id < used; ++id) {
-    const BlockId block{static_cast<std::int32_t>(id)};
-    if (counts.data()[id] != store_.references(block)) {
-      return {Errc::InternalError, "references", id, store_.references(block),
-              "a reference count differs from the tables"};
-    }
-    if (config_.prefix_caching) {
-      withdrawn += index_.is_withdrawn(block) ? 1 : 0;
-      if (is_indexed(block) && store_.references(block) == 0 && is_pending(block)) {
-        return {Errc::InternalError, "block", id, 0, "a pending block is cached"};
-      }
-    }
-  }
-  if (withdrawn != num_withdrawn_) {
-    return {Errc::InternalError, "withdrawn", num_withdrawn_, withdrawn, "wrong counter"};
-  }
-  std::int64_t cached = 0;
-  for (BlockId b = store_.eviction().victim(); b != kNoBlock; b = store_.eviction().after(b)) {
-    if (!is_indexed(b)) {
-      return {Errc::InternalError, "block", b.value, 0, "a cached block holds nothing"};
-    }
-    ++cached;
-  }
-  for (std::int64_t id = 0; id < used && config_.prefix_caching; ++id) {
-    const BlockId block{static_cast<std::int32_t>(id)};
-    cached -= is_indexed(block) && store_.references(block) == 0 ? 1 : 0;
-  }
-  if (cached != 0) {
-    return {Errc::InternalError, "cached", cached, 0, "an indexed block is free"};
-  }
-  return config_.prefix_caching ? index_.check(used) : kOk;
-}
-
 static_assert(KVCachePool<BlockPool<>>);
 
 }  // namespace dynbatch::inline DYNBATCH_ABI
+
+#include <dynbatch/kv/detail/block_pool_admin.hpp>
+#include <dynbatch/kv/detail/block_pool_sharing.hpp>

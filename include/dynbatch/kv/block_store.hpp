@@ -101,6 +101,32 @@ class BlockStore {
     }
   }
 
+  /// add_reference() to each block of a path.
+  void add_references(std::span<const BlockId> path) noexcept {
+    for (std::size_t i = 0; i < path.size();) {
+      const std::size_t first = i;
+      while (i < path.size() && count(path[i])++ == 0) {
+        ++i;
+      }
+      const auto cached = static_cast<std::int64_t>(i - first);
+      eviction_.erase(path.subspan(first, i - first));
+      num_cached_ -= cached;
+      num_referenced_ += cached;
+      i += i < path.size() ? 1U : 0U;  // That one was referenced before.
+    }
+  }
+
+  /// drop_reference() and keep for each block of a path, the last one first. Each has one reference
+  /// and is usable.
+  void keep_backwards(std::span<const BlockId> path) noexcept {
+    for (const BlockId block : path) {
+      count(block) = 0;
+    }
+    eviction_.insert_backwards(path);
+    num_cached_ += static_cast<std::int64_t>(path.size());
+    num_referenced_ -= static_cast<std::int64_t>(path.size());
+  }
+
   /// release() without checks. True if that was the last reference.
   bool drop_reference(BlockId block, bool keep) noexcept {
     if (--count(block) != 0) {
@@ -142,6 +168,11 @@ class BlockStore {
     if (size < old_size) {
       drop_retired();
     }
+  }
+
+  /// Starts to load what is known of a block.
+  void prefetch(BlockId block) const noexcept {
+    __builtin_prefetch(&references_.data()[block.value], 1);
   }
 
   [[nodiscard]] bool is_known(BlockId block) const noexcept {

@@ -15,83 +15,125 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Order of the blocks that hold reusable content and are referenced by nobody. Each operation is
-/// O(1), take() O(blocks taken), none allocates. `victim` and `after` are kNoBlock at the end.
+/// O(blocks it is about), none allocates. `victim` and `after` are kNoBlock at the end.
 template <class E>
-concept EvictionOrder =
-    requires(E& e, const E& ce, std::int64_t num_blocks, BlockId block, std::span<BlockId> blocks) {
-      { e.attach(num_blocks) } noexcept -> std::same_as<Status>;
-      { e.insert(block) } noexcept -> std::same_as<void>;
-      { e.erase(block) } noexcept -> std::same_as<void>;
-      { e.take(blocks) } noexcept -> std::same_as<std::size_t>;
-      { ce.victim() } noexcept -> std::same_as<BlockId>;
-      { ce.after(block) } noexcept -> std::same_as<BlockId>;
-    };
+concept EvictionOrder = requires(E& e, const E& ce, std::int64_t num_blocks, BlockId block,
+                                 std::span<BlockId> blocks, std::span<const BlockId> path) {
+  { e.attach(num_blocks) } noexcept -> std::same_as<Status>;
+  { e.insert(block) } noexcept -> std::same_as<void>;
+  { e.insert_backwards(path) } noexcept -> std::same_as<void>;
+  { e.erase(block) } noexcept -> std::same_as<void>;
+  { e.erase(path) } noexcept -> std::same_as<void>;
+  { e.take(blocks) } noexcept -> std::same_as<std::size_t>;
+  { ce.victim() } noexcept -> std::same_as<BlockId>;
+  { ce.after(block) } noexcept -> std::same_as<BlockId>;
+};
 
-/// Least recently released first: a doubly linked list through an array, with a sentinel at its
-/// end.
+/// Least recently released first: a doubly linked list through arrays, with a sentinel at its end.
 class Lru {
  public:
   /// Storage for blocks [0, num_blocks); empties the order.
   [[nodiscard]] Status attach(std::int64_t num_blocks) noexcept {
-    if (Status s = links_.allocate(static_cast<std::size_t>(num_blocks) + 1, "num_blocks"); !s) {
+    const auto n = static_cast<std::size_t>(num_blocks) + 1;
+    if (Status s = links_.allocate(n, "num_blocks"); !s) {
+      return s;
+    }
+    if (Status s = prev_.allocate(n, "num_blocks"); !s) {
       return s;
     }
     sentinel_ = static_cast<std::int32_t>(num_blocks);
-    at(sentinel_) = {sentinel_, sentinel_};
+    next(sentinel_) = sentinel_;
+    prev(sentinel_) = sentinel_;
     return kOk;
   }
 
   /// Appends a block that isn't in the order as the newest.
   void insert(BlockId block) noexcept {
-    const std::int32_t last = at(sentinel_).prev;
-    at(block.value) = {last, sentinel_};
-    at(last).next = block.value;
-    at(sentinel_).prev = block.value;
+    const std::int32_t last = prev(sentinel_);
+    next(block.value) = sentinel_;
+    prev(block.value) = last;
+    next(last) = block.value;
+    prev(sentinel_) = block.value;
+  }
+
+  /// insert() of each block of a path, the last one first.
+  void insert_backwards(std::span<const BlockId> path) noexcept {
+    if (path.empty()) {
+      return;
+    }
+    Link* const links = links_.data();
+    std::int32_t* const previous = prev_.data();
+    const BlockId* const blocks = path.data();
+    std::int32_t last = prev(sentinel_);
+    next(last) = path.back().value;
+    for (auto i = static_cast<std::ptrdiff_t>(path.size()) - 1; i >= 0; --i) {
+      const std::int32_t block = blocks[i].value;
+      links[block] = {i != 0 ? blocks[i - 1].value : sentinel_,
+                      blocks[i > kAhead ? i - kAhead : 0].value};
+      previous[block] = last;
+      last = block;
+    }
+    prev(sentinel_) = last;
   }
 
   /// Takes out a block that is in the order.
-  void erase(BlockId block) noexcept {
-    const Link link = at(block.value);
-    at(link.prev).next = link.next;
-    at(link.next).prev = link.prev;
+  void erase(BlockId block) noexcept { unlink(block.value, block.value); }
+
+  /// erase() of each block of a path: what insert_backwards() put in at once goes at once.
+  void erase(std::span<const BlockId> path) noexcept {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const std::int32_t last = path[i].value;
+      while (i + 1 < path.size() && next(path[i + 1].value) == path[i].value) {
+        ++i;
+      }
+      unlink(path[i].value, last);
+    }
   }
 
   /// Takes out as many of the next victims as there are, up to the size of `blocks`.
   std::size_t take(std::span<BlockId> blocks) noexcept {
     std::size_t n = 0;
-    std::int32_t next = at(sentinel_).next;
-    for (; n < blocks.size() && next != sentinel_; ++n) {
-      blocks[n] = BlockId{next};
-      next = at(next).next;
+    std::int32_t first = next(sentinel_);
+    for (; n < blocks.size() && first != sentinel_; ++n) {
+      blocks[n] = BlockId{first};
+      const Link link = links_.data()[first];
+      __builtin_prefetch(&links_.data()[link.ahead]);
+      first = link.next;
     }
-    at(sentinel_).next = next;
-    at(next).prev = sentinel_;
+    next(sentinel_) = first;
+    prev(first) = sentinel_;
     return n;
   }
 
   /// The block to evict next.
   [[nodiscard]] BlockId victim() const noexcept {
-    if (links_.size() == 0) {
-      return kNoBlock;
-    }
-    const std::int32_t first = links_.data()[sentinel_].next;
-    return first == sentinel_ ? kNoBlock : BlockId{first};
+    return links_.size() == 0 ? kNoBlock : after(BlockId{sentinel_});
   }
 
   /// The block that goes after `block`, or kNoBlock; for look-ahead and checks.
   [[nodiscard]] BlockId after(BlockId block) const noexcept {
-    const std::int32_t next = links_.data()[block.value].next;
-    return next == sentinel_ ? kNoBlock : BlockId{next};
+    const std::int32_t behind = links_.data()[block.value].next;
+    return behind == sentinel_ ? kNoBlock : BlockId{behind};
   }
 
  private:
+  static constexpr std::ptrdiff_t kAhead = 16;
   struct Link {
-    std::int32_t prev;
     std::int32_t next;
+    // Some places behind, or any block: to load early, as a list can't be read ahead otherwise.
+    std::int32_t ahead;
   };
-  Link& at(std::int32_t i) noexcept { return links_.data()[i]; }
+  void unlink(std::int32_t first, std::int32_t last) noexcept {
+    const std::int32_t before = prev(first);
+    const std::int32_t behind = next(last);
+    next(before) = behind;
+    prev(behind) = before;
+  }
+  std::int32_t& next(std::int32_t i) noexcept { return links_.data()[i].next; }
+  std::int32_t& prev(std::int32_t i) noexcept { return prev_.data()[i]; }
 
   Buffer<Link> links_;
+  Buffer<std::int32_t> prev_;  // Apart: take() doesn't read it.
   std::int32_t sentinel_ = 0;
 };
 

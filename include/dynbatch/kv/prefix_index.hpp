@@ -52,26 +52,7 @@ class PrefixIndex {
  public:
   /// Storage for `num_blocks` blocks of `content_bytes` each; empties the index.
   [[nodiscard]] Status attach(std::int64_t num_blocks, std::size_t content_bytes,
-                              std::int64_t max_events) noexcept {
-    const auto n = static_cast<std::size_t>(num_blocks);
-    // A digest must fit as well.
-    stride_ = max_of(content_bytes, sizeof(ContentDigest));
-    content_bytes_ = content_bytes;
-    first_unused_ = 0;
-    free_node_ = -1;
-    num_nodes_ = 0;
-    newest_plan_ = 0;
-    num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
-    Status s = entries_.allocate(n, "num_blocks");
-    s = s ? plans_.allocate(n, "num_blocks") : s;
-    s = s ? nodes_.allocate(n, "num_blocks") : s;
-    s = s ? hashed_.allocate(n, "num_blocks") : s;
-    s = s ? roots_.allocate(n, "num_blocks") : s;
-    s = s ? contents_.allocate(n * stride_, "num_blocks") : s;
-    s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
-    s = s ? events_.attach(max_events) : s;
-    return s;
-  }
+                              std::int64_t max_events) noexcept;
 
   /// The node of a first block, or kNoNode.
   [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content) const noexcept {
@@ -79,7 +60,7 @@ class PrefixIndex {
     for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
       if (hashed_.data()[i].key == key && at(i).parent < 0 &&
           roots_.data()[i].scope == root.scope && roots_.data()[i].is_digest == root.is_digest &&
-          has_content(i, content, bytes_of(root.is_digest))) {
+          has_content(i, content, root.is_digest)) {
         return {i};
       }
     }
@@ -90,7 +71,7 @@ class PrefixIndex {
   [[nodiscard]] PrefixNode find_child(PrefixNode parent, const void* content,
                                       bool is_digest) const noexcept {
     const Node& node = at(parent.value);
-    if (node.child >= 0 && has_content(node.child, content, bytes_of(is_digest))) {
+    if (node.child >= 0 && has_content(node.child, content, is_digest)) {
       return {node.child};
     }
     if ((node.flags & kHashedChildren) == 0) [[likely]] {
@@ -105,39 +86,64 @@ class PrefixIndex {
                     PlanId plan) noexcept {
     PrefixNode node =
         parent == kNoNode ? find_root(root, content) : find_child(parent, content, root.is_digest);
-    Entry& e = entry(block);
     plans_.data()[block.value] = plan.value;
     newest_plan_ = max_of(newest_plan_, plan.value);
     if (node == kNoNode) {
       node = create(parent, root, content);
       at(node).block = block.value;
-      e = {node.value + 1, block.value, block.value};
+      entry(block) = node.value + 1;
       announce(KvEventKind::Stored, node);
     } else {
-      // Behind the others: the oldest holder stands for the prefix.
-      const std::int32_t first = at(node).block;
-      const std::int32_t last = entries_.data()[first].ring_prev;
-      e = {node.value + 1, last, first};
-      entries_.data()[last].ring_next = block.value;
-      entries_.data()[first].ring_prev = block.value;
+      entry(block) = node.value + 1;
+      join_ring(block, node);
     }
     return node;
   }
 
+  /// True if nothing is known below `node`, which need not be looked up then.
+  [[nodiscard]] bool is_leaf(PrefixNode node) const noexcept {
+    const Node& n = at(node.value);
+    return n.child < 0 && (n.flags & kHashedChildren) == 0;
+  }
+
+  /// Enters a blank block below the leaf `parent`: insert() without a look-up. Returns its node.
+  PrefixNode append(BlockId block, PrefixNode parent, bool is_digest, const void* content,
+                    PlanId plan) noexcept {
+    std::int32_t node = free_node_;
+    if (node >= 0) {
+      free_node_ = at(node).child;
+    } else {
+      node = first_unused_++;
+    }
+    Node& above = at(parent);
+    at(PrefixNode{node}) = {++last_id_, above.id,    parent.value,
+                            -1,         block.value, is_digest ? kIsDigest : 0};
+    above.child = node;
+    entry(block) = node + 1;
+    plans_.data()[block.value] = plan.value;
+    store_content(node, content, is_digest);
+    ++num_nodes_;
+    newest_plan_ = max_of(newest_plan_, plan.value);
+    announce(KvEventKind::Stored, {node});
+    return {node};
+  }
+
+  /// Enters blocks one below the other, the first below the leaf `parent`, with the next content
+  /// of `cursor`. Stops before a block that isn't blank. `parent` ends at the last one; returns how
+  /// many. The same as insert() of each, without a look-up.
+  template <class Cursor>
+  std::int64_t append(std::span<const BlockId> blocks, PrefixNode& parent, bool is_digest,
+                      Cursor& cursor, PlanId plan) noexcept;
+
   /// Takes a block that holds a prefix out of the index; the node goes with its last block.
   void remove(BlockId block) noexcept {
-    Entry& e = entry(block);
-    const PrefixNode node{e.node_plus_one - 1};
-    e.node_plus_one = 0;
-    if (e.ring_next == block.value) {
+    const PrefixNode node{entry(block) - 1};
+    entry(block) = 0;
+    if ((at(node).flags & kHasRing) == 0) [[likely]] {
       announce(KvEventKind::Removed, node);
       destroy(node);
-      return;
-    }
-    entries_.data()[e.ring_prev].ring_next = e.ring_next;
-    entries_.data()[e.ring_next].ring_prev = e.ring_prev;
-    if (at(node).block == block.value) {
-      at(node).block = e.ring_next;
+    } else {
+      leave_ring(block, node);
     }
   }
 
@@ -146,20 +152,20 @@ class PrefixIndex {
     announce(KvEventKind::Removed, node);
     at(node).id = ++last_id_;
     at(node).child = -1;
-    at(node).flags &= kIsHashed | kIsDigest;
+    at(node).flags &= kIsHashed | kIsDigest | kHasRing;
     announce(KvEventKind::Stored, node);
   }
 
   /// Marks a block that is in no ring: what was written to it is not what was promised.
-  void mark_withdrawn(BlockId block) noexcept { entry(block).node_plus_one = kWithdrawn; }
-  void unmark_withdrawn(BlockId block) noexcept { entry(block).node_plus_one = 0; }
+  void mark_withdrawn(BlockId block) noexcept { entry(block) = kWithdrawn; }
+  void unmark_withdrawn(BlockId block) noexcept { entry(block) = 0; }
   [[nodiscard]] bool is_withdrawn(BlockId block) const noexcept {
-    return entries_.data()[block.value].node_plus_one == kWithdrawn;
+    return entries_.data()[block.value] == kWithdrawn;
   }
 
   /// True if a block holds no prefix and isn't marked.
   [[nodiscard]] bool is_blank(BlockId block) const noexcept {
-    return entries_.data()[block.value].node_plus_one == 0;
+    return entries_.data()[block.value] == 0;
   }
   /// True while `node` has this identity.
   [[nodiscard]] bool is_alive(PrefixNode node, PrefixId id) const noexcept {
@@ -168,7 +174,7 @@ class PrefixIndex {
 
   /// The node whose prefix a block holds, or kNoNode.
   [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
-    return {max_of(entries_.data()[block.value].node_plus_one, 0) - 1};
+    return {max_of(entries_.data()[block.value], 0) - 1};
   }
   /// The plan that writes a block.
   [[nodiscard]] PlanId plan_of(BlockId block) const noexcept {
@@ -195,98 +201,42 @@ class PrefixIndex {
     }
   }
 
-  /// Takes out cached blocks, in eviction order. The same as remove() of each, but the memory of
-  /// the later ones is on its way while the earlier ones are removed.
-  void remove(std::span<const BlockId> blocks) noexcept {
-    constexpr std::size_t kAhead = 8;
-    const std::size_t n = blocks.size();
-    for (std::size_t i = 0; i < n; ++i) {
-      if (i + 2 * kAhead < n) {
-        __builtin_prefetch(&entries_.data()[blocks[i + 2 * kAhead].value]);
-      }
-      if (i + kAhead < n) {
-        __builtin_prefetch(
-            &nodes_.data()[entries_.data()[blocks[i + kAhead].value].node_plus_one - 1]);
-      }
-      remove(blocks[i]);
-    }
+  /// Starts to load what remove() of a block reads; the more distant one first.
+  void prefetch(BlockId near, BlockId distant) const noexcept {
+    __builtin_prefetch(&entries_.data()[distant.value]);
+    __builtin_prefetch(&nodes_.data()[entries_.data()[near.value] - 1]);
   }
+  /// Starts to load what is known of a block itself.
+  void prefetch(BlockId block) const noexcept { __builtin_prefetch(&entries_.data()[block.value]); }
+
+  /// Takes out cached blocks, in eviction order. The same as remove() of each, but the memory of
+  /// the later ones is on its way while the earlier ones are removed, and so is what publishing
+  /// others in their place will write.
+  void remove(std::span<const BlockId> blocks) noexcept;
 
   /// Walks down while the next node is the next in memory and holds the next of `max_blocks` blocks
-  /// of tokens at `content`; `node` ends at the last one. Returns how many. No step waits for the
-  /// memory of the one before.
-  std::int64_t walk(PrefixNode& node, const Token* content,
-                    std::int64_t max_blocks) const noexcept {
-    if (stride_ != content_bytes_) {
-      return 0;  // Blocks smaller than a digest don't lie side by side.
-    }
-    const std::int32_t first = node.value + 1;
-    std::int32_t last = node.value;
-    const auto end = static_cast<std::int32_t>(last + max_blocks);
-    while (last < end && nodes_.data()[last].child == last + 1) {
-      ++last;
-    }
-    // One comparison of many blocks is worth more than knowing where they differ.
-    const auto* tokens = reinterpret_cast<const unsigned char*>(content);
-    const auto bytes = static_cast<std::size_t>(last - node.value) * stride_;
-    if (std::memcmp(contents_.data() + static_cast<std::size_t>(first) * stride_, tokens, bytes) ==
-        0) {
-      const std::int64_t walked = last - node.value;
-      node.value = last;
-      return walked;
-    }
-    std::int64_t walked = 0;
-    while (has_content(node.value + 1, tokens, stride_)) {
-      tokens += stride_;
-      ++node.value;
-      ++walked;
-    }
-    return walked;
-  }
+  /// of tokens, or digests, at `content`; `node` ends at the last one. Returns how many. No step
+  /// waits for the memory of the one before.
+  std::int64_t walk(PrefixNode& node, const void* content, std::int64_t max_blocks,
+                    bool is_digest) const noexcept;
 
   /// Verifies rings, links and the table for blocks [0, num_blocks). O(num_blocks + ring lengths).
-  [[nodiscard]] Status check(std::int64_t num_blocks) const noexcept {
-    std::int64_t heads = 0;
-    for (std::int64_t id = 0; id < num_blocks; ++id) {
-      const BlockId block{static_cast<std::int32_t>(id)};
-      const PrefixNode node = node_of(block);
-      if (node == kNoNode) {
-        continue;
-      }
-      const Entry& e = entries_.data()[id];
-      if (at(node.value).id == 0 || entries_.data()[e.ring_next].ring_prev != block.value ||
-          entries_.data()[e.ring_prev].ring_next != block.value ||
-          entries_.data()[e.ring_next].node_plus_one != e.node_plus_one) {
-        return {Errc::InternalError, "ring", id, node.value, "a ring of equal blocks is broken"};
-      }
-      if (block_of(node) == block) {
-        ++heads;
-        if (!is_linked(node)) {
-          return {Errc::InternalError, "node", node.value, id, "a prefix can't be reached"};
-        }
-      } else if (node_of(block_of(node)) != node) {
-        return {Errc::InternalError, "node", node.value, id, "a prefix names a wrong block"};
-      }
-    }
-    if (heads != num_nodes_) {
-      return {Errc::InternalError, "nodes", num_nodes_, heads, "a prefix without a block"};
-    }
-    return kOk;
-  }
+  [[nodiscard]] Status check(std::int64_t num_blocks) const noexcept;
 
  private:
   static constexpr std::int32_t kWithdrawn = -1;
-  // flags: reached through the table; content is a digest; the rest counts children in the table.
+  // flags: reached through the table; content is a digest; several blocks hold it; the rest counts
+  // children in the table.
   static constexpr std::uint32_t kIsHashed = 1;
   static constexpr std::uint32_t kIsDigest = 2;
-  static constexpr std::uint32_t kHashedChild = 4;
-  static constexpr std::uint32_t kHashedChildren = ~std::uint32_t{3};
+  static constexpr std::uint32_t kHasRing = 4;
+  static constexpr std::uint32_t kHashedChild = 8;
+  static constexpr std::uint32_t kHashedChildren = ~std::uint32_t{7};
 
-  // Of a block. All zero: in no ring.
-  struct Entry {
-    std::int32_t node_plus_one;
-    std::int32_t ring_prev;
-    std::int32_t ring_next;
+  // Of a block whose prefix other blocks hold as well; without them it isn't touched.
+  struct Ring {
+    std::int32_t prev;
+    std::int32_t next;
   };
   // Half a cache line, so that walking a path and evicting it touch little.
   struct Node {
@@ -303,19 +253,37 @@ class PrefixIndex {
     std::int32_t next;
   };
 
-  Entry& entry(BlockId block) noexcept { return entries_.data()[block.value]; }
+  std::int32_t& entry(BlockId block) noexcept { return entries_.data()[block.value]; }
+  Ring& ring(std::int32_t block) noexcept { return rings_.data()[block]; }
   Node& at(PrefixNode node) noexcept { return nodes_.data()[node.value]; }
   [[nodiscard]] const Node& at(std::int32_t node) const noexcept { return nodes_.data()[node]; }
   [[nodiscard]] std::size_t bytes_of(bool is_digest) const noexcept {
     return is_digest ? sizeof(ContentDigest) : content_bytes_;
   }
-  [[nodiscard]] const unsigned char* content_of(std::int32_t node) const noexcept {
-    return contents_.data() + static_cast<std::size_t>(node) * stride_;
+  [[nodiscard]] const void* content_of(std::int32_t node, bool is_digest) const noexcept {
+    return is_digest ? static_cast<const void*>(digests_.data() + node)
+                     : contents_.data() + static_cast<std::size_t>(node) * content_bytes_;
   }
   [[nodiscard]] bool has_content(std::int32_t node, const void* content,
-                                 std::size_t bytes) const noexcept {
-    return detail::equal_words(content_of(node), content, bytes);
+                                 bool is_digest) const noexcept {
+    if (is_digest) {
+      return std::memcmp(digests_.data() + node, content, sizeof(ContentDigest)) == 0;
+    }
+    return detail::equal_words(content_of(node, false), content, content_bytes_);
   }
+  void store_content(std::int32_t node, const void* content, bool is_digest) noexcept {
+    if (is_digest) {
+      std::memcpy(static_cast<void*>(digests_.data() + node), content, sizeof(ContentDigest));
+    } else {
+      detail::copy_words(contents_.data() + static_cast<std::size_t>(node) * content_bytes_,
+                         content, content_bytes_);
+    }
+  }
+
+  // Behind the others: the oldest holder stands for the prefix.
+  void join_ring(BlockId block, PrefixNode node) noexcept;
+  void leave_ring(BlockId block, PrefixNode node) noexcept;
+  [[nodiscard]] bool is_in_ring(BlockId block, PrefixNode node) const noexcept;
   // Head of a chain; buckets hold node + 1.
   [[nodiscard]] std::int32_t bucket(std::uint64_t key) const noexcept {
     return num_buckets_ == 0 ? -1 : buckets_.data()[key & (num_buckets_ - 1)] - 1;
@@ -337,19 +305,7 @@ class PrefixIndex {
     std::memcpy(words, values, sizeof(words));
     return Hash{}(words, 4);
   }
-  [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept {
-    const CacheScope& s = root.scope;
-    std::uint64_t key =
-        combine(s.model_epoch, (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) |
-                                   (root.is_digest ? 4U : 0U));
-    if (s.has_tenant_salt) {
-      key = combine(key, s.tenant_salt);
-    }
-    if (s.has_adapter) {
-      key = combine(combine(key, s.adapter_id), s.adapter_version);
-    }
-    return combine(key, content_hash(content, bytes_of(root.is_digest)));
-  }
+  [[nodiscard]] std::uint64_t root_key(const PrefixRoot& root, const void* content) const noexcept;
   [[nodiscard]] std::uint64_t child_key(PrefixNode parent, const void* content,
                                         bool is_digest) const noexcept {
     return combine(at(parent.value).id, content_hash(content, bytes_of(is_digest)));
@@ -361,61 +317,21 @@ class PrefixIndex {
     const std::uint64_t parent_id = at(parent.value).id;
     for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
       if (hashed_.data()[i].key == key && at(i).parent_id == parent_id &&
-          has_content(i, content, bytes_of(is_digest))) {
+          has_content(i, content, is_digest)) {
         return {i};
       }
     }
     return kNoNode;
   }
 
-  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept {
-    const PrefixNode node{free_node_ >= 0 ? free_node_ : first_unused_};
-    Node& n = at(node);
-    if (free_node_ >= 0) {
-      free_node_ = n.child;
-    } else {
-      ++first_unused_;
-    }
-    ++num_nodes_;
-    detail::copy_words(contents_.data() + static_cast<std::size_t>(node.value) * stride_, content,
-                       bytes_of(root.is_digest));
-    const std::uint32_t flags = root.is_digest ? kIsDigest : 0;
-    if (parent == kNoNode) {
-      n = {++last_id_, 0, -1, -1, -1, flags};
-      roots_.data()[node.value] = root;
-      enter(node, root_key(root, content));
-      return node;
-    }
-    Node& p = at(parent);
-    n = {++last_id_, p.id, parent.value, -1, -1, flags};
-    if (p.child < 0) {
-      p.child = node.value;
-    } else {
-      p.flags += kHashedChild;
-      enter(node, child_key(parent, content, root.is_digest));
-    }
-    return node;
-  }
+  // Content of block i is at `content` + i * `step`.
+  std::int64_t append_side_by_side(std::span<const BlockId> blocks, PrefixNode& parent, PlanId plan,
+                                   const unsigned char* content, std::size_t step,
+                                   std::uint32_t flags) noexcept;
 
-  void destroy(PrefixNode node) noexcept {
-    Node& n = at(node);
-    // A parent that is gone, or renamed, knows nothing of this child.
-    if (n.parent >= 0 && at(n.parent).id == n.parent_id) {
-      Node& p = at(PrefixNode{n.parent});
-      if ((n.flags & kIsHashed) != 0) {
-        p.flags -= kHashedChild;
-      } else {
-        p.child = -1;
-      }
-    }
-    if ((n.flags & kIsHashed) != 0) [[unlikely]] {
-      leave(node);
-    }
-    n.id = 0;
-    n.child = free_node_;
-    free_node_ = node.value;
-    --num_nodes_;
-  }
+  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept;
+
+  void destroy(PrefixNode node) noexcept;
 
   void enter(PrefixNode node, std::uint64_t key) noexcept {
     std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
@@ -439,43 +355,25 @@ class PrefixIndex {
   }
 
   // True if a walk from the parent, if that still exists, or the table reaches the node.
-  [[nodiscard]] bool is_linked(PrefixNode node) const noexcept {
-    const Node& n = at(node.value);
-    if ((n.flags & kIsHashed) == 0) {
-      return n.parent >= 0 && (at(n.parent).id != n.parent_id || at(n.parent).child == node.value);
-    }
-    for (std::int32_t i = bucket(hashed_.data()[node.value].key); i >= 0;
-         i = hashed_.data()[i].next) {
-      if (i == node.value) {
-        return true;
-      }
-    }
-    return false;
-  }
+  [[nodiscard]] bool is_linked(PrefixNode node) const noexcept;
 
   void announce(KvEventKind kind, PrefixNode node) noexcept {
-    if (!events_.is_on() || is_clearing_) [[likely]] {
-      return;
+    if (events_.is_on() && !is_clearing_) [[unlikely]] {
+      push_event(kind, node);
     }
-    KvEvent event{};
-    event.kind = kind;
-    event.prefix = {at(node.value).id};
-    event.parent = {at(node.value).parent_id};
-    event.block = block_of(node);
-    event.content_hash =
-        content_hash(content_of(node.value), bytes_of((at(node).flags & kIsDigest) != 0));
-    events_.push(event);
   }
+  void push_event(KvEventKind kind, PrefixNode node) noexcept;
 
-  Buffer<Entry> entries_;           // [num_blocks]
+  Buffer<std::int32_t> entries_;    // [num_blocks]: node + 1, or 0, or kWithdrawn
+  Buffer<Ring> rings_;              // [num_blocks]
   Buffer<std::uint64_t> plans_;     // [num_blocks]; apart, as it matters only while plans run
   Buffer<Node> nodes_;              // [num_blocks]
   Buffer<Hashed> hashed_;           // [num_blocks], by node
   Buffer<PrefixRoot> roots_;        // [num_blocks], by node; written for roots only
-  Buffer<unsigned char> contents_;  // [num_blocks][stride]
+  Buffer<ContentDigest> digests_;   // [num_blocks], by node; apart from tokens as they are short
+  Buffer<unsigned char> contents_;  // [num_blocks][content_bytes], by node
   Buffer<std::int32_t> buckets_;    // [num_buckets]
   KvEventLog events_;
-  std::size_t stride_ = 0;
   std::size_t content_bytes_ = 0;
   std::uint64_t num_buckets_ = 0;
   std::uint64_t last_id_ = 0;
@@ -487,3 +385,6 @@ class PrefixIndex {
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI
+
+#include <dynbatch/kv/detail/prefix_index_nodes.hpp>
+#include <dynbatch/kv/detail/prefix_index_runs.hpp>

@@ -37,14 +37,24 @@ struct SequenceContentView {
   /// Digest of the unit that holds `position`, which lies in a whole unit of a digest prompt.
   /// Blocks of one unit share its digest; their place in the chain tells them apart.
   [[nodiscard]] ContentDigest digest_at(std::int64_t position) const noexcept {
-    constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
     ContentDigest digest;
-    std::memcpy(static_cast<void*>(&digest), at(position / digest_unit * kTokensPerDigest),
-                sizeof(digest));
+    std::memcpy(static_cast<void*>(&digest), digest_bytes_at(position), sizeof(digest));
     return digest;
+  }
+  /// Where that digest lies, perhaps unaligned for its type. The digests of the units behind it
+  /// follow it in the page.
+  [[nodiscard]] const unsigned char* digest_bytes_at(std::int64_t position) const noexcept {
+    return reinterpret_cast<const unsigned char*>(at(position / digest_unit * kTokensPerDigest));
+  }
+  /// How many digests lie side by side from that one to the end of its page.
+  [[nodiscard]] std::int64_t digests_left_at(std::int64_t position) const noexcept {
+    const std::int64_t per_page = page_tokens / kTokensPerDigest;
+    return per_page - position / digest_unit % per_page;
   }
 
  private:
+  static constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
+
   [[nodiscard]] const Token* at(std::int64_t storage_position) const noexcept {
     const auto page = static_cast<std::size_t>(storage_position / page_tokens);
     return storage + static_cast<std::size_t>(pages[page]) * static_cast<std::size_t>(page_tokens) +

@@ -61,3 +61,27 @@ TEST_CASE("BlockStore shrinks to a target and grows again") {
   CHECK(store.num_free() == 3);
   CHECK(store.check().is_ok());
 }
+
+TEST_CASE("BlockStore takes and keeps a path as it would its blocks one by one") {
+  BlockStore<> store;
+  REQUIRE(store.attach(6).is_ok());
+  BlockId path[4];
+  for (BlockId& b : path) {
+    b = store.allocate();
+  }
+  store.keep_backwards(path);
+  CHECK(store.num_cached() == 4);
+  CHECK(store.num_referenced() == 0);
+  CHECK(store.eviction().victim() == path[3]);
+  REQUIRE(store.check().is_ok());
+  // The second is referenced already, so the path is not cached as a whole.
+  store.add_reference(path[1]);
+  store.add_references(path);
+  CHECK(store.num_cached() == 0);
+  CHECK(store.num_referenced() == 4);
+  CHECK(store.references(path[0]) == 1);
+  CHECK(store.references(path[1]) == 2);
+  CHECK(store.references(path[3]) == 1);
+  CHECK(store.eviction().victim() == kNoBlock);
+  CHECK(store.check().is_ok());
+}

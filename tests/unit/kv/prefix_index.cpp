@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/kv/detail/content_cursor.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
+#include <dynbatch/model/sequence_content.hpp>
 
 #include <catch2/catch.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <span>
 #include <vector>
 
 using namespace dynbatch;
@@ -113,4 +117,89 @@ TEMPLATE_TEST_CASE("PrefixIndex keeps digests and tokens apart", "", WordHash, C
   f.index.insert(BlockId{1}, kNoNode, digest, kA, kNoPlan);
   CHECK(f.index.num_prefixes() == 2);
   CHECK(f.index.check(8).is_ok());
+}
+
+TEST_CASE("PrefixIndex enters a run of blocks as it would enter them one by one") {
+  constexpr std::int32_t kPage = 16;  // Tokens: four blocks, or four digests.
+  const bool is_digest = GENERATE(false, true);
+  const std::int32_t digest_unit = is_digest ? 4 : 0;
+  std::vector<Token> storage(2 * kPage);
+  for (std::size_t i = 0; i < storage.size(); ++i) {
+    storage[i] = static_cast<Token>(i);
+  }
+  const std::uint32_t pages[2] = {1, 0};
+  SequenceContentView content{};
+  content.storage = storage.data();
+  content.pages = pages;
+  content.page_tokens = kPage;
+  content.digest_unit = digest_unit;
+  const BlockId blocks[7] = {BlockId{6}, BlockId{5}, BlockId{4}, BlockId{3},
+                             BlockId{0}, BlockId{1}, BlockId{2}};
+  PrefixIndex<> one_by_one;
+  PrefixIndex<> at_once;
+  REQUIRE(one_by_one.attach(8, sizeof(kA), 16).is_ok());
+  REQUIRE(at_once.attach(8, sizeof(kA), 16).is_ok());
+  PrefixRoot root{};
+  root.is_digest = is_digest;
+  PrefixNode a = kNoNode;
+  detail::ContentCursor first(content, 4, 0);
+  for (const BlockId block : blocks) {
+    a = one_by_one.insert(block, a, root, first.next(), PlanId{7});
+  }
+  detail::ContentCursor second(content, 4, 0);
+  PrefixNode b = at_once.insert(blocks[0], kNoNode, root, second.next(), PlanId{7});
+  REQUIRE(at_once.is_leaf(b));
+  at_once.mark_withdrawn(blocks[5]);
+  CHECK(at_once.append(std::span(blocks).subspan(1), b, is_digest, second, PlanId{7}) == 4);
+  CHECK(at_once.node_of(blocks[4]) == b);
+  at_once.unmark_withdrawn(blocks[5]);
+  b = at_once.append(blocks[5], b, is_digest, second.next(), PlanId{7});
+  CHECK(at_once.append(std::span(blocks).subspan(6), b, is_digest, second, PlanId{7}) == 1);
+  CHECK(at_once.check(8).is_ok());
+  CHECK(at_once.newest_plan() == PlanId{7});
+  CHECK(at_once.plan_of(blocks[3]) == PlanId{7});
+  CHECK(at_once.id_of(b) == one_by_one.id_of(a));
+  KvEvent expected[16];
+  KvEvent events[16];
+  const auto same_events = [&] {
+    const std::size_t n = one_by_one.events().drain(expected);
+    if (at_once.events().drain(events) != n) {
+      return false;
+    }
+    bool is_same = n == std::size(blocks);
+    for (std::size_t i = 0; i < n; ++i) {
+      is_same = is_same && events[i].kind == expected[i].kind &&
+                events[i].prefix == expected[i].prefix && events[i].parent == expected[i].parent &&
+                events[i].block == expected[i].block &&
+                events[i].content_hash == expected[i].content_hash;
+    }
+    return is_same;
+  };
+  CHECK(same_events());
+  for (std::size_t i = std::size(blocks); i-- > 0;) {
+    one_by_one.remove(blocks[i]);
+  }
+  std::vector<BlockId> backwards(std::rbegin(blocks), std::rend(blocks));
+  at_once.remove(std::span<const BlockId>(backwards));
+  CHECK(same_events());
+  CHECK(at_once.num_prefixes() == 0);
+  CHECK(at_once.check(8).is_ok());
+}
+
+TEST_CASE("PrefixIndex takes out runs that branch, have copies or lost their parent") {
+  Fixture<> f;
+  const PrefixNode a = f.insert(0, kNoNode, kA);
+  const PrefixNode ab = f.insert(1, a, kB);
+  f.insert(2, a, kC);
+  f.insert(3, ab, kC);
+  f.insert(4, ab, kC);
+  f.insert(5, f.index.node_of(BlockId{3}), kA);
+  f.index.remove(BlockId{1});  // The blocks below it can't be found any more.
+  CHECK(f.index.check(8).is_ok());
+  const BlockId blocks[4] = {BlockId{5}, BlockId{3}, BlockId{2}, BlockId{4}};
+  f.index.remove(std::span<const BlockId>(blocks));
+  CHECK(f.index.check(8).is_ok());
+  CHECK(f.index.num_prefixes() == 1);
+  CHECK(f.index.is_leaf(a));
+  CHECK(f.index.block_of(f.index.find_root({}, kA)) == BlockId{0});
 }

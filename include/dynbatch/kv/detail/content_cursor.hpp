@@ -7,61 +7,73 @@
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Walks a content block by block; a block never straddles two pages.
+/// Walks a content block by block; a block never straddles two pages, nor two units of digests.
 class ContentCursor {
  public:
   ContentCursor(const SequenceContentView& content, std::int32_t block_size,
                 std::int64_t block) noexcept
-      : content_(&content), block_size_(block_size), position_(block * block_size) {}
+      : content_(&content),
+        block_size_(block_size),
+        position_(block * block_size),
+        // A digest of several blocks stands still while they go by.
+        step_(!content.has_digests() ? static_cast<std::size_t>(block_size) * sizeof(Token)
+              : content.digest_unit == block_size ? sizeof(ContentDigest)
+                                                  : 0) {}
 
-  // Content of the next block; valid until the next call.
+  // Content of the next block.
   const void* next() noexcept {
+    const void* content = data();
+    skip(1);
+    return content;
+  }
+
+  // What next() would return for the next num_left() blocks: they lie step() bytes apart, which is
+  // 0 within the unit of a digest.
+  [[nodiscard]] const void* data() noexcept {
     if (left_ == 0) {
       turn_page();
     }
-    --left_;
-    position_ += block_size_;
-    if (content_->has_digests()) {
-      return &digest_;
-    }
-    const Token* tokens = tokens_;
-    tokens_ += block_size_;
-    return tokens;
+    return data_;
   }
-
-  // What next() would return for the blocks left in this page.
-  [[nodiscard]] const Token* tokens() const noexcept { return tokens_; }
-  [[nodiscard]] std::int64_t num_left() const noexcept { return left_; }
+  [[nodiscard]] std::int64_t num_left() noexcept {
+    if (left_ == 0) {
+      turn_page();
+    }
+    return left_;
+  }
+  [[nodiscard]] std::size_t step() const noexcept { return step_; }
   void skip(std::int64_t blocks) noexcept {
     left_ -= blocks;
     position_ += blocks * block_size_;
-    tokens_ += blocks * block_size_;
+    data_ += static_cast<std::size_t>(blocks) * step_;
   }
 
  private:
   // Blocks left in the page, or in the unit of a digest.
   void turn_page() noexcept {
-    if (content_->has_digests()) {
-      digest_ = content_->digest_at(position_);
-      left_ = (content_->digest_unit - position_ % content_->digest_unit) / block_size_;
+    if (!content_->has_digests()) {
+      data_ = reinterpret_cast<const unsigned char*>(content_->tokens_at(position_));
+      const std::int64_t offset = (position_ + content_->token_base) % content_->page_tokens;
+      left_ = (content_->page_tokens - offset) / block_size_;
       return;
     }
-    tokens_ = content_->tokens_at(position_);
-    const std::int64_t offset = (position_ + content_->token_base) % content_->page_tokens;
-    left_ = (content_->page_tokens - offset) / block_size_;
+    data_ = content_->digest_bytes_at(position_);
+    left_ = step_ != 0 ? content_->digests_left_at(position_)
+                       : (content_->digest_unit - position_ % content_->digest_unit) / block_size_;
   }
 
   const SequenceContentView* content_;
-  const Token* tokens_ = nullptr;
+  const unsigned char* data_ = nullptr;
   std::int64_t left_ = 0;
   std::int64_t block_size_;
   std::int64_t position_;
-  ContentDigest digest_{};
+  std::size_t step_;
 };
 
 }  // namespace detail

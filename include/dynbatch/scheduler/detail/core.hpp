@@ -143,7 +143,7 @@ class SchedulerCore {
   // core_compose.hpp
   const StepPlan* next_plan(TimeNs now) noexcept;
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
-  bool compose(PlanRecord& record, const BatchLimits& limits) noexcept;
+  void compose(PlanRecord& record, const BatchLimits& limits) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
   bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
                             Budget& budget) noexcept;

@@ -85,7 +85,7 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   }
   for (std::uint8_t i = 0; i < record.num_needs; ++i) {
     const ResourceNeed& need = record.needs[i];
-    if (resource_use_[need.resource] + need.amount > config_.resource_caps[need.resource]) {
+    if (need.amount > config_.resource_caps[need.resource] - resource_use_[need.resource]) {
       cause = WaitCause::Resource;
       return Admit::Blocked;
     }
@@ -144,8 +144,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
        .num_preemptions = record.preemptions});
   const std::int64_t required =
       blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
-  const std::int64_t headroom =
-      num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
+  const std::int64_t headroom = num_running_ > 0
+                                    ? clamp_to<std::int64_t>(reservation.headroom_blocks, 0,
+                                                             policies_.pool.stats().total_blocks)
+                                    : 0;
   // Idle cached blocks count as available until they are taken: taking them costs as much as new
   // ones.
   std::int64_t fork_blocks =
@@ -153,7 +155,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
   if (num_running_ == 0) {
     // Nobody would make room later: samples that find no block then compute the prompt themselves.
-    fork_blocks = clamp_to<std::int64_t>(spare - own, 0, fork_blocks);
+    // The prompt itself comes first, whatever the policy asked to have at once.
+    const std::int64_t whole = blocks_for(known) - match.num_blocks + match.idle_blocks;
+    fork_blocks = clamp_to<std::int64_t>(spare - max_of(own, whole), 0, fork_blocks);
   }
   const std::int64_t cost = own + fork_blocks;
   if (block_size_ > 0 && cost > spare) {

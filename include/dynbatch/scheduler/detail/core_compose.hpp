@@ -38,7 +38,8 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   if (!waiting_.empty()) {
     const RequestRecord& head = desk_[waiting_.top()];
     if (head.slo.ttft < kUnbounded && head.outputs == 0) {
-      in.first_token_due = head.arrival + head.slo.ttft;
+      in.first_token_due = TimeNs{saturating_add(max_of<std::int64_t>(head.arrival.ns, 0),
+                                                 max_of<std::int64_t>(head.slo.ttft.ns, 0))};
     }
   }
   return in;
@@ -60,7 +61,7 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   const bool is_alone = config_.num_ranks == 1;
   const bool is_idle = waiting_.empty() && num_parked_ == 0 && num_running_ == 0;
   if (is_idle && num_in_flight_ == 0 && is_alone) {
-    status_.state = closed_seen_ ? PlanState::Closed : PlanState::Idle;
+    status_.state = closed_seen_ && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
     return nullptr;
   }
   if (num_in_flight_ == config_.max_plans_in_flight) {
@@ -76,7 +77,9 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
     status_.cause = WaitCause::InFlight;
     return nullptr;
   }
-  const BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  limits.max_prefill_sequences = max_of(limits.max_prefill_sequences, 1);
+  limits.max_decode_sequences = max_of(limits.max_decode_sequences, 1);
   flight_limits_ = limits;
   const bool is_early = limits.not_before > now;
   if (is_early && is_alone) {
@@ -87,11 +90,14 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   PlanRecord& record = in_flight_plan(num_in_flight_);
   record.clear();
   record.plan.id = PlanId{next_plan_};
-  // A victim that leaves the step empty makes room for others: look once more. Each round has one
-  // running sequence less, so this ends.
-  while (!is_early && compose(record, limits) && record.num_chunks == 0) {
-    record.clear();
-    record.plan.id = PlanId{next_plan_};
+  if (!is_early) {
+    std::int32_t before = 0;
+    do {  // once more if all that came out of it is a sequence that left
+      before = num_running_;
+      record.clear();
+      record.plan.id = PlanId{next_plan_};
+      compose(record, limits);
+    } while (record.num_chunks == 0 && num_running_ < before);
   }
   if (record.num_chunks == 0 && is_alone) {
     explain_empty(now);
@@ -109,9 +115,8 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   return &record.plan;
 }
 
-/// Fills the plan; true if a running sequence gave way for it.
 template <class P>
-bool SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
+void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
   decoding_.squeeze(rows_.data());
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
@@ -154,7 +159,6 @@ bool SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   if (flight_.is_on() && !waiting_.empty()) {
     note_head(budget.preempted);
   }
-  return budget.preempted;
 }
 
 template <class P>
@@ -255,8 +259,9 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       if (missing > spare_blocks() + r.held_blocks) {
         // The longest running sequence takes blocks from others, so that somebody always gets on;
         // the others make do with what there is, and wait.
-        if (r.older < 0 && !make_room(record, row, missing, budget)) {
-          continue;
+        if (r.older < 0 && !make_room(record, row, missing, budget) &&
+            r.phase != RowPhase::Prefill) {
+          continue;  // it gave way itself, or ended
         }
         const std::int64_t room =
             r.table_tokens + max_of<std::int64_t>(spare_blocks() + r.held_blocks, 0) * block_size_;
@@ -312,6 +317,13 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
     if (victim == row) {
       if (num_in_flight_ > 0 || num_draining_ > 0) {
         return false;  // blocks come back when plans in flight are settled
+      }
+      RowState& r = rows_[static_cast<std::size_t>(row)];
+      if (num_running_ == 1 && r.fork_blocks > 0) {
+        // Rather than end, the samples that find no block compute the prompt themselves.
+        held_blocks_ -= r.fork_blocks;
+        r.fork_blocks = 0;
+        continue;
       }
       if (num_running_ == 1) {
         finish_sequence(rows_[static_cast<std::size_t>(row)].slot, FinishReason::Capacity, now_);
@@ -378,9 +390,8 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
     if (chunk.row.value != row || chunk.num_tokens == 0) {
       continue;
     }
-    budget.tokens += chunk.num_tokens;
+    // Its tokens are not given back: the plan's arrays hold them until the gaps are closed.
     if (chunk.kind == ChunkKind::Prefill) {
-      budget.prefill_tokens += chunk.num_tokens;
       --budget.prefill_chunks;
     }
     roll_back(row, chunk.first_position, r.pending_samples - (chunk.num_samples > 0 ? 1 : 0),
@@ -409,7 +420,7 @@ void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
     status_.cause = pause_seen_ != 0 ? WaitCause::Paused : WaitCause::Composition;
     status_.request = desk_[waiting_.top()].id;
   } else if (num_running_ == 0) {
-    status_.state = closed_seen_ ? PlanState::Closed : PlanState::Idle;
+    status_.state = closed_seen_ && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
   }
 }
 

@@ -301,7 +301,14 @@ void SchedulerCore<P>::finish_sequence(std::uint32_t slot, FinishReason reason,
                                        TimeNs now) noexcept {
   RequestRecord& root = desk_[desk_[slot].root];
   end_sequence(slot, reason, now);
-  if (--root.open_samples == 0) {
+  --root.open_samples;
+  if (!root.is_forked) {  // the samples that were to start from its prompt never will
+    for (std::uint32_t at = root.next_sample; at != kNil; at = desk_[at].next_sample) {
+      end_sequence(at, reason, now);
+      --root.open_samples;
+    }
+  }
+  if (root.open_samples == 0) {
     close_request(root.root, EventKind::Finished, root.reason, Errc::Ok, now);
   }
 }

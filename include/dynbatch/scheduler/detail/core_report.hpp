@@ -207,9 +207,9 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
 template <class P>
 Status SchedulerCore<P>::materialize(const StepPlan& plan, std::span<BlockId> out,
                                      std::size_t stride) const noexcept {
-  if (plan.chunks.size() * stride > out.size()) {
+  if (stride > 0 && plan.chunks.size() > out.size() / stride) {
     return {Errc::InvalidArgument, "out", static_cast<std::int64_t>(out.size()),
-            static_cast<std::int64_t>(plan.chunks.size() * stride), "one table a chunk"};
+            static_cast<std::int64_t>(plan.chunks.size()), "one table a chunk"};
   }
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
     const std::span<const BlockId> table = policies_.pool.table(0, plan.chunks[c].row);

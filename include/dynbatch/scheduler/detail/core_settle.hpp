@@ -13,7 +13,7 @@ bool SchedulerCore<P>::is_plain_result(const StepPlan& plan,
                                        const StepResult& result) const noexcept {
   const auto samples = static_cast<std::size_t>(plan.num_samples);
   if (result.tokens.size() != samples || !result.continuations.empty() || !result.drafts.empty() ||
-      !result.draft_begin.empty() || result.is_overfull) {
+      !result.draft_begin.empty() || result.is_overfull || !result.expert_counts.empty()) {
     return false;
   }
   unsigned kinds = 0;
@@ -75,6 +75,11 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
       return bad("drafts", token, 0, "token ids must not be negative");
     }
   }
+  if (!result.expert_counts.empty() && static_cast<std::int64_t>(result.expert_counts.size()) !=
+                                           std::int64_t{caps_.num_layers} * caps_.num_experts) {
+    return bad("expert_counts", static_cast<std::int64_t>(result.expert_counts.size()),
+               std::int64_t{caps_.num_layers} * caps_.num_experts, "one count a layer and expert");
+  }
   if (!result.continuations.empty()) {
     return {Errc::NotSupported, "continuations",
             static_cast<std::int64_t>(result.continuations.size()), 0,
@@ -108,6 +113,10 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
     if (outcome.kind > OutcomeKind::Failed) {
       return bad("outcome.kind", static_cast<std::int64_t>(outcome.kind),
                  static_cast<std::int64_t>(OutcomeKind::Failed), "no such outcome");
+    }
+    if (outcome.reason > FinishReason::Host) {
+      return bad("outcome.reason", static_cast<std::int64_t>(outcome.reason),
+                 static_cast<std::int64_t>(FinishReason::Host), "no such reason");
     }
     const bool is_run = outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop;
     const std::int32_t most = chunk.kind == ChunkKind::Decode ? chunk.num_tokens : 1;

@@ -257,6 +257,7 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
 template <class P>
 void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
+  DYNBATCH_ASSERT(record.num_tokens <= record.tokens.size(), "a plan outgrew its arrays");
   const std::size_t c = record.num_chunks++;
   const std::int32_t end = chunk.first_position + chunk.num_tokens;
   chunk.sequence = r.sequence;
@@ -369,6 +370,9 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
 /// Adds what forks since the last plan have to copy, for the sequences that still run.
 template <class P>
 void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
+  if (record.num_chunks == 0) {
+    return;  // nobody executes it if the other ranks have no work either
+  }
   for (const ForkCopy& fork : fork_copies_) {
     const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
     if (r.sequence != fork.sequence ||

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// BlockPool: rows share what they have in common, and take back what they promised in vain.
+#include <dynbatch/kv/block_pool.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+template <class Eviction, class Hash>
+PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
+                                             std::int64_t limit) noexcept {
+  PrefixMatch result{};
+  result.ticket = ++state_;
+  num_matched_ = 0;
+  matched_limit_ = max_of<std::int64_t>(limit, 0);
+  if (max_rows_ == 0 || !config_.prefix_caching) {
+    return result;
+  }
+  const std::int64_t num_blocks =
+      min_of(num_shareable_blocks(content, matched_limit_), max_blocks_per_row_);
+  PrefixNode node = kNoNode;
+  std::uint64_t newest = 0;
+  std::int64_t found = 0;
+  detail::ContentCursor cursor(content, config_.block_size, 0);
+  while (found < num_blocks) {
+    const void* data = cursor.next();
+    node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
+                           : index_.find_child(node, data, content.has_digests());
+    if (node == kNoNode) {
+      break;
+    }
+    PrefixNode first = node;
+    std::int64_t run = 1;
+    if (cursor.step() != 0 && found + 1 < num_blocks) {
+      run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), num_blocks - found - 1),
+                         content.has_digests());
+      cursor.skip(run - 1);
+    }
+    BlockId* out = matched_.data() + found;
+    std::int64_t idle = 0;
+    for (std::int64_t i = 0; i < run; ++i, ++first.value) {
+      out[i] = index_.block_of(first);
+      idle += store_.references(out[i]) == 0 ? 1 : 0;
+    }
+    for (std::int64_t i = 0; i < run && has_pending(); ++i) {
+      newest = max_of(newest, index_.plan_of(out[i]).value);
+    }
+    found += run;
+    result.idle_blocks += idle;
+  }
+  num_matched_ = found;
+  result.num_blocks = num_matched_;
+  result.num_tokens = num_matched_ * config_.block_size;
+  result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
+  return result;
+}
+
+template <class Eviction, class Hash>
+bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexcept {
+  if (!is_row(row) || state_of(row).length != 0) {
+    return false;
+  }
+  const bool is_current = match.ticket == state_;
+  if (match.num_blocks != 0 &&
+      (!is_current || match.num_blocks < 0 || match.num_blocks > num_matched_)) {
+    return false;
+  }
+  if (is_current) {
+    queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
+    hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
+  }
+  BlockId* table = table_of(row);
+  if (match.num_blocks != 0) {
+    const auto n = static_cast<std::size_t>(match.num_blocks);
+    std::memcpy(static_cast<void*>(table), matched_.data(), n * sizeof(BlockId));
+    store_.add_references({matched_.data(), n});
+  }
+  RowState& r = state_of(row);
+  const auto blocks = static_cast<std::int32_t>(match.num_blocks);
+  r = {blocks, blocks, blocks, kNoNode, {}};
+  ++state_;
+  return true;
+}
+
+template <class Eviction, class Hash>
+void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& content,
+                                        std::int64_t tokens, PlanId plan) noexcept {
+  if (!is_row(row) || !config_.prefix_caching) {
+    return;
+  }
+  RowState& r = state_of(row);
+  if (tokens < (std::int64_t{r.num_published} + 1) * config_.block_size) {
+    return;
+  }
+  const std::int64_t end = min_of<std::int64_t>(num_shareable_blocks(content, tokens), r.length);
+  if (end <= r.num_published) {
+    return;
+  }
+  const BlockId* table = table_of(row);
+  PrefixNode node = kNoNode;
+  if (r.num_published != 0) {
+    // The row's own note saves two cache misses; it is void once the node's identity changes.
+    node = r.tail != kNoNode && index_.is_alive(r.tail, r.tail_id)
+               ? r.tail
+               : index_.node_of(table[r.num_published - 1]);
+    if (node == kNoNode) {
+      return;  // Withdrawn: nothing may be found below it.
+    }
+  }
+  ++state_;
+  if (end == r.num_published + 1 && node != kNoNode && index_.is_leaf(node) &&
+      index_.is_blank(table[r.num_published])) {
+    // A row that decodes fills one block at a time.
+    const std::int64_t position = std::int64_t{r.num_published} * config_.block_size;
+    const void* data = content.has_digests()
+                           ? static_cast<const void*>(content.digest_bytes_at(position))
+                           : content.tokens_at(position);
+    node = index_.append(table[r.num_published], node, content.has_digests(), data, plan);
+    ++r.num_published;
+    note_tail(r, node);
+    return;
+  }
+  const PrefixRoot root{*content.scope, content.has_digests()};
+  detail::ContentCursor cursor(content, config_.block_size, r.num_published);
+  while (r.num_published < end) {
+    if (node != kNoNode && index_.is_leaf(node)) {
+      const std::span<const BlockId> blocks(table + r.num_published, table + end);
+      r.num_published +=
+          static_cast<std::int32_t>(index_.append(blocks, node, root.is_digest, cursor, plan));
+      if (r.num_published == end) {
+        break;
+      }
+    }
+    const BlockId block = table[r.num_published];
+    if (!index_.is_blank(block) && !make_blank(block)) {
+      break;
+    }
+    node = index_.insert(block, node, root, cursor.next(), plan);
+    ++r.num_published;
+  }
+  note_tail(r, node);
+}
+
+template <class Eviction, class Hash>
+Status BlockPool<Eviction, Hash>::fork(Row from, Row to, std::int64_t tokens) noexcept {
+  if (!is_row(from) || !is_row(to) || from == to || state_of(to).length != 0) {
+    return {Errc::InvalidArgument, "row", to.value, max_rows_, "needs two rows, the second empty"};
+  }
+  const RowState& parent = state_of(from);
+  if (tokens < 0 || tokens > parent.length * config_.block_size) {
+    return {Errc::InvalidArgument, "tokens", tokens, parent.length * config_.block_size,
+            "more than the row holds"};
+  }
+  const auto whole = static_cast<std::int32_t>(tokens / config_.block_size);
+  const bool has_rest = tokens % config_.block_size != 0;
+  if (has_rest && store_.num_available() == 0) {
+    return {Errc::QueueFull, "blocks", 1, 0, "no block for the rest of the fork"};
+  }
+  const BlockId* source = table_of(from);
+  BlockId* target = table_of(to);
+  for (std::int32_t i = 0; i < whole; ++i) {
+    target[i] = source[i];
+    store_.add_reference(target[i]);
+  }
+  RowState& child = state_of(to);
+  child = RowState{};
+  child.length = whole;
+  child.num_acquired = whole;
+  child.num_published = min_of(whole, parent.num_published);
+  child.tail = kNoNode;
+  if (has_rest) {
+    take_blocks({target + whole, 1});
+    child.length = whole + 1;
+  }
+  ++state_;
+  return kOk;
+}
+
+template <class Eviction, class Hash>
+std::int64_t BlockPool<Eviction, Hash>::withdraw(Row row, std::int64_t tokens) noexcept {
+  if (!is_row(row)) {
+    return 0;
+  }
+  RowState& r = state_of(row);
+  const std::int64_t first = max_of<std::int64_t>(tokens, 0) / config_.block_size;
+  std::int64_t withdrawn = 0;
+  const BlockId* table = table_of(row);
+  std::int32_t published = r.num_published;
+  for (std::int32_t i = r.num_published - 1; i >= first; --i) {
+    const BlockId block = table[i];
+    const PrefixNode node = index_.node_of(block);
+    if (node == kNoNode) {
+      published = i;
+      continue;
+    }
+    if (i < r.num_acquired && !is_pending(block)) {
+      continue;  // Valid, whatever happens to this row.
+    }
+    const bool has_readers = store_.references(block) > 1;
+    leave_index(block);
+    if (has_readers) {
+      index_.mark_withdrawn(block);
+      ++num_withdrawn_;
+      if (index_.has_prefix(node)) {
+        index_.rename(node);  // What the readers published below it must not be found.
+      }
+    }
+    published = i;
+    ++withdrawn;
+  }
+  r.num_published = published;
+  r.tail = kNoNode;
+  ++state_;
+  return withdrawn;
+}
+
+template <class Eviction, class Hash>
+bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
+  if (num_withdrawn_ == 0 || !is_row(row)) {
+    return false;
+  }
+  const std::span<const BlockId> blocks = table(0, row);
+  const auto acquired = static_cast<std::size_t>(rows_.data()[row.value].num_acquired);
+  for (const BlockId block : blocks.first(acquired)) {
+    if (index_.is_withdrawn(block)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+template <class Eviction, class Hash>
+bool BlockPool<Eviction, Hash>::make_blank(BlockId block) noexcept {
+  if (!index_.is_withdrawn(block)) {
+    return false;  // Acquired behind a block that was withdrawn: it belongs to another path.
+  }
+  if (store_.references(block) != 1) {
+    return false;  // Readers of what it held before haven't left it.
+  }
+  unmark_withdrawn(block);
+  return true;
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

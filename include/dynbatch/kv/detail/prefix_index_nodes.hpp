@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// PrefixIndex: storage, single nodes, events and the check of all invariants.
+#include <dynbatch/kv/prefix_index.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+template <class Hash>
+Status PrefixIndex<Hash>::attach(std::int64_t num_blocks, std::size_t content_bytes,
+                                 std::int64_t max_events) noexcept {
+  const auto n = static_cast<std::size_t>(num_blocks);
+  content_bytes_ = content_bytes;
+  first_unused_ = 0;
+  free_node_ = -1;
+  num_nodes_ = 0;
+  newest_plan_ = 0;
+  num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
+  Status s = entries_.allocate(n, "num_blocks");
+  s = s ? rings_.allocate(n, "num_blocks") : s;
+  s = s ? plans_.allocate(n, "num_blocks") : s;
+  s = s ? nodes_.allocate(n, "num_blocks") : s;
+  s = s ? hashed_.allocate(n, "num_blocks") : s;
+  s = s ? roots_.allocate(n, "num_blocks") : s;
+  s = s ? digests_.allocate(n, "num_blocks") : s;
+  s = s ? contents_.allocate(n * content_bytes_, "num_blocks") : s;
+  s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
+  s = s ? events_.attach(max_events) : s;
+  return s;
+}
+
+template <class Hash>
+Status PrefixIndex<Hash>::check(std::int64_t num_blocks) const noexcept {
+  std::int64_t heads = 0;
+  for (std::int64_t id = 0; id < num_blocks; ++id) {
+    const BlockId block{static_cast<std::int32_t>(id)};
+    const PrefixNode node = node_of(block);
+    if (node == kNoNode) {
+      continue;
+    }
+    if (at(node.value).id == 0 || !is_in_ring(block, node)) {
+      return {Errc::InternalError, "ring", id, node.value, "a ring of equal blocks is broken"};
+    }
+    if (block_of(node) == block) {
+      ++heads;
+      if (!is_linked(node)) {
+        return {Errc::InternalError, "node", node.value, id, "a prefix can't be reached"};
+      }
+    } else if (node_of(block_of(node)) != node) {
+      return {Errc::InternalError, "node", node.value, id, "a prefix names a wrong block"};
+    }
+  }
+  if (heads != num_nodes_) {
+    return {Errc::InternalError, "nodes", num_nodes_, heads, "a prefix without a block"};
+  }
+  return kOk;
+}
+
+template <class Hash>
+bool PrefixIndex<Hash>::is_linked(PrefixNode node) const noexcept {
+  const Node& n = at(node.value);
+  if ((n.flags & kIsHashed) == 0) {
+    return n.parent >= 0 && (at(n.parent).id != n.parent_id || at(n.parent).child == node.value);
+  }
+  for (std::int32_t i = bucket(hashed_.data()[node.value].key); i >= 0;
+       i = hashed_.data()[i].next) {
+    if (i == node.value) {
+      return true;
+    }
+  }
+  return false;
+}
+
+template <class Hash>
+bool PrefixIndex<Hash>::is_in_ring(BlockId block, PrefixNode node) const noexcept {
+  if ((at(node.value).flags & kHasRing) == 0) {
+    return at(node.value).block == block.value;
+  }
+  const Ring& r = rings_.data()[block.value];
+  return r.next != block.value && rings_.data()[r.next].prev == block.value &&
+         rings_.data()[r.prev].next == block.value && node_of(BlockId{r.next}) == node;
+}
+
+template <class Hash>
+std::uint64_t PrefixIndex<Hash>::root_key(const PrefixRoot& root,
+                                          const void* content) const noexcept {
+  const CacheScope& s = root.scope;
+  std::uint64_t key =
+      combine(s.model_epoch, (s.has_tenant_salt ? 1U : 0U) | (s.has_adapter ? 2U : 0U) |
+                                 (root.is_digest ? 4U : 0U));
+  if (s.has_tenant_salt) {
+    key = combine(key, s.tenant_salt);
+  }
+  if (s.has_adapter) {
+    key = combine(combine(key, s.adapter_id), s.adapter_version);
+  }
+  return combine(key, content_hash(content, bytes_of(root.is_digest)));
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::push_event(KvEventKind kind, PrefixNode node) noexcept {
+  KvEvent event{};
+  event.kind = kind;
+  event.prefix = {at(node.value).id};
+  event.parent = {at(node.value).parent_id};
+  event.block = block_of(node);
+  const bool is_digest = (at(node).flags & kIsDigest) != 0;
+  event.content_hash = content_hash(content_of(node.value, is_digest), bytes_of(is_digest));
+  events_.push(event);
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
+                                     const void* content) noexcept {
+  const PrefixNode node{free_node_ >= 0 ? free_node_ : first_unused_};
+  Node& n = at(node);
+  if (free_node_ >= 0) {
+    free_node_ = n.child;
+  } else {
+    ++first_unused_;
+  }
+  ++num_nodes_;
+  store_content(node.value, content, root.is_digest);
+  const std::uint32_t flags = root.is_digest ? kIsDigest : 0;
+  if (parent == kNoNode) {
+    n = {++last_id_, 0, -1, -1, -1, flags};
+    roots_.data()[node.value] = root;
+    enter(node, root_key(root, content));
+    return node;
+  }
+  Node& p = at(parent);
+  n = {++last_id_, p.id, parent.value, -1, -1, flags};
+  if (p.child < 0) {
+    p.child = node.value;
+  } else {
+    p.flags += kHashedChild;
+    enter(node, child_key(parent, content, root.is_digest));
+  }
+  return node;
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::destroy(PrefixNode node) noexcept {
+  Node& n = at(node);
+  // A parent that is gone, or renamed, knows nothing of this child.
+  if (n.parent >= 0 && at(n.parent).id == n.parent_id) {
+    Node& p = at(PrefixNode{n.parent});
+    if ((n.flags & kIsHashed) != 0) {
+      p.flags -= kHashedChild;
+    } else {
+      p.child = -1;
+    }
+  }
+  if ((n.flags & kIsHashed) != 0) [[unlikely]] {
+    leave(node);
+  }
+  n.id = 0;
+  n.child = free_node_;
+  free_node_ = node.value;
+  --num_nodes_;
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::join_ring(BlockId block, PrefixNode node) noexcept {
+  const std::int32_t first = at(node).block;
+  if ((at(node).flags & kHasRing) == 0) {
+    at(node).flags |= kHasRing;
+    ring(first) = {first, first};
+  }
+  const std::int32_t last = ring(first).prev;
+  ring(block.value) = {last, first};
+  ring(last).next = block.value;
+  ring(first).prev = block.value;
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::leave_ring(BlockId block, PrefixNode node) noexcept {
+  const Ring r = ring(block.value);
+  ring(r.prev).next = r.next;
+  ring(r.next).prev = r.prev;
+  if (at(node).block == block.value) {
+    at(node).block = r.next;
+  }
+  if (r.prev == r.next) {  // One is left.
+    at(node).flags &= ~kHasRing;
+  }
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

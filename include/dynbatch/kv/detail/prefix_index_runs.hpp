@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// PrefixIndex: what is done to many blocks at once.
+#include <dynbatch/kv/prefix_index.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+template <class Hash>
+template <class Cursor>
+std::int64_t PrefixIndex<Hash>::append(std::span<const BlockId> blocks, PrefixNode& parent,
+                                       bool is_digest, Cursor& cursor, PlanId plan) noexcept {
+  std::int64_t n = 0;
+  const auto num_blocks = static_cast<std::int64_t>(blocks.size());
+  while (n < num_blocks) {
+    // Content that lies side by side, so that the loop inside knows where all of it is.
+    const std::int64_t end = min_of(n + max_of<std::int64_t>(cursor.num_left(), 1), num_blocks);
+    const auto part =
+        blocks.subspan(static_cast<std::size_t>(n), static_cast<std::size_t>(end - n));
+    const auto* content = static_cast<const unsigned char*>(cursor.data());
+    const std::int64_t entered =
+        is_digest ? append_side_by_side(part, parent, plan, content, cursor.step(), kIsDigest)
+                  : append_side_by_side(part, parent, plan, content, cursor.step(), 0);
+    cursor.skip(entered);
+    n += entered;
+    if (n < end) {
+      break;
+    }
+  }
+  return n;
+}
+
+template <class Hash>
+std::int64_t PrefixIndex<Hash>::append_side_by_side(std::span<const BlockId> blocks,
+                                                    PrefixNode& parent, PlanId plan,
+                                                    const unsigned char* content, std::size_t step,
+                                                    std::uint32_t flags) noexcept {
+  constexpr std::size_t kAhead = 8;
+  std::int32_t* const entries = entries_.data();
+  std::uint64_t* const plans = plans_.data();
+  Node* const nodes = nodes_.data();
+  std::int32_t free_node = free_node_;
+  std::int32_t first_unused = first_unused_;
+  std::int32_t above = parent.value;
+  std::uint64_t above_id = nodes[above].id;
+  const std::uint64_t first_id = last_id_;
+  std::uint64_t id = first_id;
+  const std::size_t num_ahead = blocks.size() > kAhead ? blocks.size() - kAhead : 0;
+  std::size_t i = 0;
+  for (; i < blocks.size(); ++i) {
+    const std::int32_t block = blocks[i].value;
+    if (entries[block] != 0) {
+      break;
+    }
+    if (i < num_ahead) {
+      __builtin_prefetch(&entries[blocks[i + kAhead].value], 1);
+      __builtin_prefetch(&plans[blocks[i + kAhead].value], 1);
+    }
+    std::int32_t node = free_node;
+    if (node >= 0) {
+      free_node = nodes[node].child;
+    } else {
+      node = first_unused++;
+    }
+    nodes[node] = {++id, above_id, above, -1, block, flags};
+    nodes[above].child = node;
+    entries[block] = node + 1;
+    plans[block] = plan.value;
+    store_content(node, content, (flags & kIsDigest) != 0);
+    content += step;
+    above = node;
+    above_id = id;
+  }
+  free_node_ = free_node;
+  first_unused_ = first_unused;
+  last_id_ = id;
+  num_nodes_ += static_cast<std::int64_t>(i);
+  newest_plan_ = i != 0 ? max_of(newest_plan_, plan.value) : newest_plan_;
+  if (events_.is_on()) [[unlikely]] {
+    for (std::size_t k = 0; k < i; ++k) {
+      announce(KvEventKind::Stored, node_of(blocks[k]));
+    }
+  }
+  parent = {above};
+  return static_cast<std::int64_t>(i);
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::remove(std::span<const BlockId> blocks) noexcept {
+  constexpr std::size_t kAhead = 12;
+  constexpr std::uint32_t kNotPlain = kIsHashed | kHasRing;
+  std::int32_t* const entries = entries_.data();
+  Node* const nodes = nodes_.data();
+  const bool announces = events_.is_on();
+  const std::size_t n = blocks.size();
+  for (const BlockId block : blocks.first(min_of(2 * kAhead, n))) {
+    __builtin_prefetch(&entries[block.value], 1);
+  }
+  for (const BlockId block : blocks.first(min_of(kAhead, n))) {
+    __builtin_prefetch(&nodes[entries[block.value] - 1], 1);
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n) {
+      __builtin_prefetch(&entries[blocks[i + 2 * kAhead].value], 1);
+    }
+    if (i + kAhead < n) {
+      __builtin_prefetch(&nodes[entries[blocks[i + kAhead].value] - 1], 1);
+    }
+    const std::int32_t index = entries[blocks[i].value] - 1;
+    Node& node = nodes[index];
+    __builtin_prefetch(&plans_.data()[blocks[i].value], 1);
+    __builtin_prefetch(content_of(index, (node.flags & kIsDigest) != 0), 1);
+    if ((node.flags & kNotPlain) != 0 || announces) {
+      remove(blocks[i]);
+      continue;
+    }
+    // remove() for the only holder of a first child.
+    entries[blocks[i].value] = 0;
+    Node& parent = nodes[node.parent];
+    if (parent.id == node.parent_id) {
+      parent.child = -1;
+    }
+    node.id = 0;
+    node.child = free_node_;
+    free_node_ = index;
+    --num_nodes_;
+  }
+}
+
+template <class Hash>
+std::int64_t PrefixIndex<Hash>::walk(PrefixNode& node, const void* content, std::int64_t max_blocks,
+                                     bool is_digest) const noexcept {
+  const std::int32_t first = node.value + 1;
+  std::int32_t last = node.value;
+  const auto end = static_cast<std::int32_t>(last + max_blocks);
+  while (last < end && nodes_.data()[last].child == last + 1) {
+    ++last;
+  }
+  if (last < first) {
+    return 0;
+  }
+  // One comparison of many blocks is worth more than knowing where they differ.
+  const auto* blocks = static_cast<const unsigned char*>(content);
+  const std::size_t stride = bytes_of(is_digest);
+  if (std::memcmp(content_of(first, is_digest), blocks,
+                  static_cast<std::size_t>(last - node.value) * stride) == 0) {
+    const std::int64_t walked = last - node.value;
+    node.value = last;
+    return walked;
+  }
+  std::int64_t walked = 0;
+  while (has_content(node.value + 1, blocks, is_digest)) {
+    blocks += stride;
+    ++node.value;
+    ++walked;
+  }
+  return walked;
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
