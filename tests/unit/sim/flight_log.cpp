@@ -207,6 +207,27 @@ TEST_CASE(
   CHECK(fresh.stats().cancelled == 4);
 }
 
+TEST_CASE("A cancellation that poll took in comes before the ends of the next commit") {
+  const SmallOptions options = recorded_options();
+  SmallScheduler s = make_small(options);
+  REQUIRE(submit(s, 1, 20, 9));
+  REQUIRE(submit(s, 2, 20, 1));
+  const StepPlan* plan = s.plan({1});
+  REQUIRE(plan != nullptr);
+  REQUIRE(plan->chunks.size() == 2);
+  REQUIRE(s.cancel({1}));
+  drain(s);
+  REQUIRE(settle(s, *plan, {2}));  // request 2 ends after request 1: its sequence is taken first
+  REQUIRE(submit(s, 3, 20, 3));
+  REQUIRE(run_dry(s, {3}));
+  const auto log = drain_log(s);
+  FlightLogReader reader(log);
+  SmallScheduler fresh = fresh_small(options);
+  const FlightReplay replay = replay_log(reader, fresh);
+  INFO(replay.what << " at plan " << replay.plan);
+  CHECK(replay.is_equal());
+}
+
 TEST_CASE("Pauses, close, deadlines behind the clock and a cleared cache replay") {
   SmallOptions options = recorded_options();
   SmallScheduler s = make_small(options);

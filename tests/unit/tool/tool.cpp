@@ -403,7 +403,9 @@ TEST_CASE("a report that can't be written is a failure", "[tool]") {
 TEST_CASE("a recorded run is explained and replays to equal plans, for each bundle", "[tool]") {
   const Folder folder;
   const std::string log = folder.file("run.flight");
-  for (const char* policy : {"static:batch=4", "chunked:budget=256", "dynbatch:alpha=0.9"}) {
+  for (const char* policy :
+       {"static:batch=4", "chunked:budget=256", "dynbatch:alpha=0.9", "orca:reserve=8192",
+        "prefill_first:budget=512", "no_evict", "max_util"}) {
     INFO(policy);
     const std::vector<std::string> common{"replay",       "--requests", "60",
                                           "--rate-scale", "8",          "--kv-tokens",
