@@ -112,7 +112,7 @@ class BlockStore {
       eviction_.erase(path.subspan(first, i - first));
       num_cached_ -= cached;
       num_referenced_ += cached;
-      i += i < path.size() ? 1 : 0;  // That one was referenced before.
+      i += i < path.size() ? 1U : 0U;  // That one was referenced before.
     }
   }
 

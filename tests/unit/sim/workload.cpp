@@ -51,7 +51,8 @@ std::vector<double> gaps(const Trace& trace) {
 
 }  // namespace
 
-TEST_CASE("the Azure-like workload has the statistics of the Azure conversation trace", "[sim][workload]") {
+TEST_CASE("the Azure-like workload has the statistics of the Azure conversation trace",
+          "[sim][workload]") {
   const Trace trace = generate_trace(azure_conv_like(19'366, 1), "azure_conv_like");
   REQUIRE(trace.requests.size() == 19'366);
   std::vector<double> input;
