@@ -74,6 +74,9 @@ namespace detail {
 UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_t unit) {
   UnitTrace part;
   part.max_new = max_new_of(trace, config);
+  part.hash_ids = trace.hash_ids;
+  part.hash_block_tokens = trace.hash_block_tokens;
+  part.digest_unit = max_of(config.block_size, trace.hash_block_tokens);
   const auto step = static_cast<std::size_t>(config.units);
   std::int64_t queued_tokens = 0;
   std::int64_t longest_input = 1;
@@ -115,26 +118,46 @@ UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_
   return part;
 }
 
-void fill_digests(std::vector<ContentDigest>& out, const TraceRequest& request, std::uint64_t index,
-                  std::uint64_t seed, std::int32_t block_size) {
-  const auto count =
-      static_cast<std::size_t>(min_of(request.input_tokens, kLongestContext) / block_size);
-  const std::size_t num_shared =
+Status check_block_size(const Trace& trace, std::int32_t block_size) noexcept {
+  const std::int32_t named = trace.hash_block_tokens;
+  if (named != 0 && max_of(block_size, named) % min_of(block_size, named) != 0) {
+    return {Errc::InvalidConfig, "block_size", block_size, named,
+            "must divide, or be a multiple of, the block that the trace's hash_ids name"};
+  }
+  return kOk;
+}
+
+void fill_digests(std::vector<ContentDigest>& out, const UnitTrace& trace, std::size_t i,
+                  std::uint64_t seed, bool counts_last) {
+  const TraceRequest& request = trace.requests[i];
+  const std::int64_t unit = trace.digest_unit;
+  const std::int64_t tokens = min_of(request.input_tokens, kLongestContext);
+  std::int64_t count = counts_last ? ceil_div(tokens, unit) : tokens / unit;
+  // A digest names a whole prefix: (who it belongs to, how far it goes), or the trace's own name
+  // for it. The seed keeps two workloads apart.
+  if (request.num_hashes != 0) {
+    const std::int64_t named = request.num_hashes * trace.hash_block_tokens;
+    count = named < tokens ? min_of(count, named / unit) : count;
+    out.resize(static_cast<std::size_t>(count));
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t last =
+          min_of(((k + 1) * unit - 1) / trace.hash_block_tokens, request.num_hashes - 1);
+      out[static_cast<std::size_t>(k)] = {
+          mix64(seed), trace.hash_ids[request.first_hash + static_cast<std::uint64_t>(last)]};
+    }
+    return;
+  }
+  out.resize(static_cast<std::size_t>(count));
+  // Owners are told apart by their low bit.
+  const std::uint64_t group = mix64(seed) ^ (request.prefix_group << 1U | 1U);
+  const std::uint64_t own = mix64(seed) ^ (trace.index[i] << 1U);
+  const std::int64_t num_shared =
       request.prefix_group == 0
           ? 0
-          : min_of(count, static_cast<std::size_t>(
-                              clamp_to<std::int64_t>(request.prefix_tokens, 0, kLongestContext) /
-                              block_size));
-  out.resize(count);
-  // A digest names a whole prefix: (who it belongs to, how far it goes). Owners are told apart by
-  // their low bit; the seed keeps two workloads apart.
-  const std::uint64_t group = mix64(seed) ^ (request.prefix_group << 1U | 1U);
-  const std::uint64_t own = mix64(seed) ^ (index << 1U);
-  for (std::size_t i = 0; i < num_shared; ++i) {
-    out[i] = {group, i};
-  }
-  for (std::size_t i = num_shared; i < count; ++i) {
-    out[i] = {own, i};
+          : min_of(count, clamp_to<std::int64_t>(request.prefix_tokens, 0, kLongestContext) / unit);
+  for (std::int64_t k = 0; k < count; ++k) {
+    out[static_cast<std::size_t>(k)] = {k < num_shared ? group : own,
+                                        static_cast<std::uint64_t>(k)};
   }
 }
 

@@ -4,6 +4,8 @@
 #include <dynbatch/sim/sha256.hpp>
 #include <dynbatch/sim/trace.hpp>
 
+#include "trace_rows.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -34,8 +36,9 @@ std::string_view trimmed(std::string_view s) {
   return s;
 }
 
-// A value as it may stand in a message: short, one line, printable.
-std::string shown(std::string_view value) {
+}  // namespace
+
+std::string detail::shown_value(std::string_view value) {
   constexpr std::size_t kLongest = 60;
   std::string text;
   for (const char c : value.substr(0, kLongest)) {
@@ -46,6 +49,8 @@ std::string shown(std::string_view value) {
   }
   return text;
 }
+
+namespace {
 
 // Reads digits only; false on anything else. Stops growing at the largest int64.
 bool parse_count(std::string_view text, std::int64_t& value, bool& too_large) {
@@ -285,8 +290,10 @@ class RecordReader {
   TraceErrc error_ = TraceErrc::None;
 };
 
+}  // namespace
+
 // Ties keep their order. (std::stable_sort of this standard library warns under clang.)
-void sort_by_arrival(std::vector<TraceRequest>& requests) {
+void detail::sort_by_arrival(std::vector<TraceRequest>& requests) {
   std::vector<std::size_t> order(requests.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -301,6 +308,28 @@ void sort_by_arrival(std::vector<TraceRequest>& requests) {
   }
   requests.swap(sorted);
 }
+
+void detail::spread_ticks(std::vector<TraceRequest>& requests, std::int64_t spread_ns) {
+  for (std::size_t first = 0; first < requests.size();) {
+    const std::int64_t tick = requests[first].arrival_ns;
+    std::size_t end = first;
+    while (end < requests.size() && requests[end].arrival_ns == tick) {
+      ++end;
+    }
+    const std::int64_t length =
+        end < requests.size() ? std::min(spread_ns, requests[end].arrival_ns - tick) : spread_ns;
+    // In double, as length times a count could overflow; far below a nanosecond of error.
+    const double step = static_cast<double>(length) / static_cast<double>(end - first);
+    for (std::size_t i = first; i < end; ++i) {
+      requests[i].arrival_ns =
+          std::min(tick + static_cast<std::int64_t>(step * static_cast<double>(i - first)),
+                   kMaxTraceSeconds * kNsPerSecond);
+    }
+    first = end;
+  }
+}
+
+namespace {
 
 constexpr std::size_t kAbsent = SIZE_MAX;
 
@@ -340,7 +369,7 @@ class Parser {
     error.row = result_.trace.num_rows;
     error.line = reader_.line();
     error.column = std::string(column);
-    error.value = shown(value);
+    error.value = detail::shown_value(value);
     error.text = std::move(text);
     return false;
   }
@@ -356,7 +385,7 @@ class Parser {
     const bool has_record = reader_.next();
     if (reader_.starts_with('{')) {
       return fail(TraceErrc::UnknownFormat, "", "",
-                  "JSON lines are not supported, only comma-separated columns");
+                  "these are JSON lines, not columns: leave the format to auto, or name it");
     }
     if (!has_record) {
       return reader_.error() != TraceErrc::None
@@ -487,13 +516,18 @@ class Parser {
   void finish() {
     std::vector<TraceRequest>& requests = result_.trace.requests;
     if (options_.order == TraceOrder::Lenient) {
-      sort_by_arrival(requests);
+      detail::sort_by_arrival(requests);
     }
+    result_.trace.format = columns_.is_azure ? TraceFormat::Azure : TraceFormat::Csv;
     if (columns_.is_azure && !requests.empty()) {
       const std::int64_t first = requests.front().arrival_ns;
       for (TraceRequest& request : requests) {
         request.arrival_ns -= first;
       }
+    }
+    if (options_.spread_ns > 0) {
+      detail::spread_ticks(requests, options_.spread_ns);
+      result_.trace.spread_ns = options_.spread_ns;
     }
     apply_window(result_.trace, options_);
   }
@@ -617,7 +651,12 @@ TraceResult parse_trace(std::string_view text, std::string_view name, const Trac
   if (text.starts_with(kByteOrderMark)) {
     text.remove_prefix(kByteOrderMark.size());
   }
-  TraceResult result = Parser(text, name, options).run();
+  const bool names_json =
+      options.format == TraceFormat::Mooncake || options.format == TraceFormat::Bailian;
+  const bool is_json =
+      names_json || (options.format == TraceFormat::Auto && detail::is_json_lines(text));
+  TraceResult result =
+      is_json ? detail::parse_json_lines(text, name, options) : Parser(text, name, options).run();
   result.trace.sha256 = digest;
   return result;
 }

@@ -6,6 +6,7 @@
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
+#include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/capacity_search.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 #include <dynbatch/sim/metrics.hpp>
@@ -19,6 +20,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -27,6 +29,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -87,6 +90,9 @@ class ReplayCommand {
       : options_(options), out_(out), err_(err), progress_(err, shows_progress) {}
 
   int run() {
+    if (options_.cache_only) {
+      return run_cache_only();
+    }
     for (int (ReplayCommand::* const step)() :
          {&ReplayCommand::check_options, &ReplayCommand::check_policies, &ReplayCommand::read_slo,
           &ReplayCommand::load_trace, &ReplayCommand::load_cost, &ReplayCommand::run_policies,
@@ -105,12 +111,79 @@ class ReplayCommand {
     return code;
   }
 
+  int run_cache_only() {
+    for (int (ReplayCommand::* const step)() :
+         {&ReplayCommand::check_options, &ReplayCommand::load_trace, &ReplayCommand::run_caches,
+          &ReplayCommand::write_reports}) {
+      if (const int code = (this->*step)(); code != kSuccess) {
+        return code;
+      }
+    }
+    return kSuccess;
+  }
+
+  // The sizes of --kv-blocks into the report.
+  int read_kv_blocks() {
+    std::string_view rest = options_.kv_blocks;
+    for (bool has_more = options_.cache_only; has_more;) {
+      const std::size_t comma = rest.find(',');
+      const std::string_view part = rest.substr(0, comma);
+      CacheResult cache;
+      const auto [end, error] =
+          std::from_chars(part.data(), part.data() + part.size(), cache.num_blocks);
+      if (error != std::errc{} || end != part.data() + part.size() || cache.num_blocks < 1 ||
+          cache.num_blocks > INT32_MAX - 1) {
+        return fail(kUsage, fmt::format("--kv-blocks '{}': write N[,N...], each a whole number of "
+                                        "blocks from 1 to {}",
+                                        options_.kv_blocks, INT32_MAX - 1));
+      }
+      report_.caches.push_back(cache);
+      has_more = comma != std::string_view::npos;
+      rest.remove_prefix(has_more ? comma + 1 : 0);
+    }
+    return kSuccess;
+  }
+
+  int check_cache_options() {
+    if (!options_.cache_only) {
+      return options_.kv_blocks.empty()
+                 ? kSuccess
+                 : fail(kUsage, "--kv-blocks is for --cache-only; otherwise give --kv-tokens");
+    }
+    if (options_.find_capacity > 0.0 || !options_.slo.empty() || !options_.csv.empty()) {
+      return fail(kUsage, "--cache-only runs no engine: it excludes --slo, --find-capacity, --csv");
+    }
+    return read_kv_blocks();
+  }
+
+  int run_caches() {
+    for (CacheResult& cache : report_.caches) {
+      progress_.begin(fmt::format("{} blocks", cache.num_blocks));
+      cache.run = replay_cache(trace_, {.num_blocks = cache.num_blocks,
+                                        .block_size = report_.config.block_size,
+                                        .seed = report_.config.seed});
+      if (!cache.run.is_ok()) {
+        const bool is_usage = cache.run.status.code == Errc::InvalidConfig;
+        return fail(is_usage ? kUsage : kFailure, text_of(cache.run.status));
+      }
+    }
+    progress_.clear();
+    return kSuccess;
+  }
+
   int check_options() {
     ReplayConfig& config = report_.config;
     const auto out_of_range = [&](const char* name, std::int64_t low, std::int64_t high) {
       return fail(kUsage, fmt::format("{} must be a whole number from {} to {}", name, low, high));
     };
     const bool has_scale = options_.rate_scale != 0.0;
+    if (options_.block_size < 1 || options_.block_size > 65'536) {
+      return out_of_range("--block-size", 1, 65'536);
+    }
+    config.block_size = static_cast<std::int32_t>(options_.block_size);
+    if (const int code = check_cache_options(); code != kSuccess) {
+      return code;
+    }
     if (options_.kv_tokens < config.block_size || options_.kv_tokens > std::int64_t{1} << 35) {
       return out_of_range("--kv-tokens", config.block_size, std::int64_t{1} << 35);
     }
@@ -228,6 +301,25 @@ class ReplayCommand {
     return kSuccess;
   }
 
+  int read_spread(std::int64_t& spread_ns) {
+    const std::string_view text = options_.spread_ticks;
+    if (text.empty()) {
+      return kSuccess;
+    }
+    if (text == "off") {
+      spread_ns = 0;
+      return kSuccess;
+    }
+    // Read as seconds and divided by 1,000, like the limits.
+    const std::size_t end = text.find("ms");
+    if (end == std::string_view::npos || end + 2 != text.size() ||
+        !parse_seconds(text.substr(0, end), spread_ns) || spread_ns < 1000) {
+      return fail(kUsage, fmt::format("--spread-ticks '{}': write 3000ms, or off", text));
+    }
+    spread_ns /= 1000;
+    return kSuccess;
+  }
+
   int load_trace() {
     TraceOptions window;
     window.order = options_.lenient ? TraceOrder::Lenient : TraceOrder::Strict;
@@ -235,6 +327,13 @@ class ReplayCommand {
       window.format = TraceFormat::Azure;
     } else if (options_.format == "csv") {
       window.format = TraceFormat::Csv;
+    } else if (options_.format == "mooncake") {
+      window.format = TraceFormat::Mooncake;
+    } else if (options_.format == "bailian") {
+      window.format = TraceFormat::Bailian;
+    }
+    if (const int code = read_spread(window.spread_ns); code != kSuccess) {
+      return code;
     }
     window.max_requests = options_.requests > 0 ? options_.requests : -1;
     if (const int code = read_window(window); code != kSuccess) {
@@ -265,6 +364,8 @@ class ReplayCommand {
   void describe_trace() {
     report_.trace_name = trace_.name;
     report_.trace_sha256 = trace_.sha256;
+    report_.spread_ns = trace_.spread_ns;
+    report_.hash_block_tokens = trace_.hash_block_tokens;
     report_.num_rows = trace_.num_rows;
     report_.num_skipped_rows = trace_.num_skipped_rows;
     report_.num_requests = static_cast<std::int64_t>(trace_.requests.size());
@@ -367,7 +468,7 @@ class ReplayCommand {
   }
 
   int write_reports() {
-    out_ << to_table(report_) << std::flush;
+    out_ << (options_.cache_only ? to_cache_table(report_) : to_table(report_)) << std::flush;
     if (!is_recorded_) {
       return fail(kFailure, fmt::format("cannot write '{}'", options_.record));
     }

@@ -22,7 +22,10 @@ struct ReplayOptions {
   std::string json;
   std::string csv;
   std::string record;
+  std::string spread_ticks;  ///< Empty = by format.
+  std::string kv_blocks;     ///< Comma-separated.
   std::int64_t kv_tokens = 600'000;
+  std::int64_t block_size = 16;
   std::int64_t max_seqs = 256;
   std::int64_t max_new = 0;  ///< 0 = not given.
   std::int64_t units = 1;
@@ -32,6 +35,7 @@ struct ReplayOptions {
   double find_capacity = 0.0;  ///< 0 = not given.
   bool offline = false;
   bool lenient = false;
+  bool cache_only = false;
 };
 
 inline constexpr std::int64_t kEmbeddedRequests = 3'000;

@@ -89,6 +89,17 @@ std::string laid_out(const std::vector<Column>& columns) {
   return text;
 }
 
+// How the arrivals of a trace were read, on a line of its own; nothing if there is nothing to say.
+std::string ticks_line(const ReplayReport& r) {
+  if (r.trace_sha256.empty() || r.config.offline) {
+    return {};
+  }
+  return r.spread_ns > 0
+             ? fmt::format("        equal time stamps spread evenly over {} (--spread-ticks)\n",
+                           ms_of({r.spread_ns}))
+             : std::string("        time stamps as written\n");
+}
+
 std::string head_lines(const ReplayReport& r) {
   std::string text = fmt::format("trace   {}: {} requests, {} tokens in and {} out on average",
                                  r.trace_name, grouped(r.num_requests),
@@ -103,7 +114,7 @@ std::string head_lines(const ReplayReport& r) {
   if (r.num_skipped_rows > 0) {
     text += fmt::format(", {} rows without tokens skipped", grouped(r.num_skipped_rows));
   }
-  text += fmt::format("\nengine  {}", r.cost.name);
+  text += fmt::format("\n{}engine  {}", ticks_line(r), r.cost.name);
   if (r.cost.mape_percent >= 0.0) {
     text += fmt::format(", step times within {:g} % (MAPE)", r.cost.mape_percent);
   }
@@ -301,12 +312,45 @@ std::string to_table(const ReplayReport& r) {
   return text;
 }
 
+std::string to_cache_table(const ReplayReport& r) {
+  std::vector<Column> columns{{"KV blocks", {}},
+                              {"KV tokens", {}},
+                              {"hit ratio", {}},
+                              {"hits", {}},
+                              {"blocks evicted", {}}};
+  std::int64_t num_cut = 0;
+  for (const CacheResult& c : r.caches) {
+    columns[0].cells.push_back(grouped(c.num_blocks));
+    columns[1].cells.push_back(grouped(c.num_blocks * r.config.block_size));
+    columns[2].cells.push_back(fmt::format("{:.4f}", c.run.hit_ratio()));
+    columns[3].cells.push_back(grouped(c.run.num_requests_hit));
+    columns[4].cells.push_back(grouped(c.run.evictions));
+    num_cut = std::max(num_cut, c.run.num_cut);
+  }
+  std::string text = fmt::format(
+      "trace   {}: {} requests, {} tokens in on average, one at a time in order of arrival\n"
+      "cache   blocks of {} tokens, least recently used first, a prompt's tail before its head\n",
+      r.trace_name, grouped(r.num_requests), grouped(r.mean_input_tokens, 0), r.config.block_size);
+  text += ticks_line(r) + "\n" + laid_out(columns) + "\n";
+  text += "hit ratio: tokens of leading blocks found / prompt tokens. hits: requests with any.\n";
+  if (r.hash_block_tokens == 0 && !r.trace_sha256.empty()) {
+    text += "The trace doesn't name its prompts' content: no two are alike here.\n";
+  }
+  if (num_cut > 0) {
+    text += fmt::format("Up to {} prompts exceed a cache and were entered as far as it goes.\n",
+                        grouped(num_cut));
+  }
+  return text;
+}
+
 std::string to_json(const ReplayReport& r) {
   Json config;
   config["trace"] = r.trace_name;
   config["rows"] = r.num_rows;
   config["skipped_rows"] = r.num_skipped_rows;
   config["requests"] = r.num_requests;
+  config["spread_ticks_ms"] = static_cast<double>(r.spread_ns) / 1e6;
+  config["hash_block_tokens"] = r.hash_block_tokens > 0 ? Json(r.hash_block_tokens) : Json(nullptr);
   config["start_s"] = r.start_s;
   config["end_s"] = r.end_s < 0.0 ? Json(nullptr) : Json(r.end_s);
   config["trace_request_rate"] = r.trace_rate;
@@ -337,6 +381,17 @@ std::string to_json(const ReplayReport& r) {
   json["trace_sha256"] = r.trace_sha256.empty() ? Json(nullptr) : Json(r.trace_sha256);
   json["seed"] = r.config.seed;
   json["results"] = Json::array();
+  for (const CacheResult& cache : r.caches) {
+    json["results"].push_back({{"kv_blocks", cache.num_blocks},
+                               {"block_size", r.config.block_size},
+                               {"prefix_cache_hit_tokens_ratio", cache.run.hit_ratio()},
+                               {"hit_tokens", cache.run.hit_tokens},
+                               {"input_tokens", cache.run.input_tokens},
+                               {"num_requests", cache.run.num_requests},
+                               {"num_requests_hit", cache.run.num_requests_hit},
+                               {"evictions", cache.run.evictions},
+                               {"cut", cache.run.num_cut}});
+  }
   for (const PolicyResult& p : r.results) {
     json["results"].push_back(to_json(p, r.find_capacity > 0.0));
   }

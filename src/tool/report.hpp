@@ -4,6 +4,7 @@
 /// What `dynbatch replay` prints and writes: a table, JSON and one CSV row a request.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/model/request.hpp>
+#include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay_config.hpp>
@@ -25,9 +26,17 @@ struct PolicyResult {
   bool capacity_is_bounded = true;
 };
 
+/// What a prefix cache of one size found.
+struct CacheResult {
+  std::int64_t num_blocks = 0;
+  CacheReplayRun run;
+};
+
 struct ReplayReport {
   std::string trace_name;
-  std::string trace_sha256;  ///< Empty for the embedded workload.
+  std::string trace_sha256;            ///< Empty for the embedded workload.
+  std::int64_t spread_ns = 0;          ///< Trace::spread_ns.
+  std::int32_t hash_block_tokens = 0;  ///< Trace::hash_block_tokens.
   std::int64_t num_rows = 0;
   std::int64_t num_skipped_rows = 0;
   std::int64_t num_requests = 0;
@@ -41,6 +50,7 @@ struct ReplayReport {
   ReplayConfig config;
   NamedCost cost;
   std::vector<PolicyResult> results;
+  std::vector<CacheResult> caches;  ///< Instead of `results`: --cache-only.
 
   [[nodiscard]] bool has_slo() const noexcept {
     return config.slo.ttft != kUnbounded || config.slo.tpot != kUnbounded;
@@ -49,6 +59,8 @@ struct ReplayReport {
 
 [[nodiscard]] std::string to_table(const ReplayReport& report);
 [[nodiscard]] std::string to_json(const ReplayReport& report);
+/// The same with --cache-only.
+[[nodiscard]] std::string to_cache_table(const ReplayReport& report);
 [[nodiscard]] std::string to_csv(const ReplayReport& report);
 
 }  // namespace tool

@@ -30,6 +30,8 @@ constexpr const char* kExamples = R"(Examples:
       twice the trace's rate, and how many requests stay inside the limits
   dynbatch replay --trace conv.csv --slo ttft:2000,tpot:100 --find-capacity 0.9
       the highest rate at which 90 % of the requests do
+  dynbatch replay --trace mooncake.jsonl --cache-only --kv-blocks 1000,10000 --block-size 512
+      what share of the prompts prefix caches of these sizes would find
   dynbatch replay --policy chunked:budget=512,chunked:budget=2048 --json out.json
       two settings of one policy, with all metrics in a file
   dynbatch replay --policy orca:reserve=8192,prefill_first,no_evict,max_util,dynbatch
@@ -66,13 +68,20 @@ std::string policy_help() {
 
 void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--trace", o.trace, "trace file (default: an embedded workload)");
-  command.add_option("--format", o.format, "auto, azure or csv")
-      ->check(CLI::IsMember({"auto", "azure", "csv"}))
+  command.add_option("--format", o.format, "auto, azure, csv, mooncake or bailian")
+      ->check(CLI::IsMember({"auto", "azure", "csv", "mooncake", "bailian"}))
       ->capture_default_str();
   command.add_flag("--lenient", o.lenient, "sort rows by arrival, skip rows without tokens");
   command.add_option("--policy", o.policy, policy_help())->capture_default_str();
+  command.add_option("--spread-ticks", o.spread_ticks,
+                     "spread requests of equal time stamps over so much: 3000ms, or off (default: "
+                     "3000ms for mooncake without sessions, else off)");
   command.add_option("--cost", o.cost, cost_help());
   command.add_option("--kv-tokens", o.kv_tokens, "KV places a unit")->capture_default_str();
+  command.add_option("--block-size", o.block_size, "tokens a KV block")->capture_default_str();
+  command.add_flag("--cache-only", o.cache_only,
+                   "only look up and enter the prompts in prefix caches of --kv-blocks");
+  command.add_option("--kv-blocks", o.kv_blocks, "sizes for --cache-only: N[,N...] blocks");
   command.add_option("--max-seqs", o.max_seqs, "sequences at once a unit")->capture_default_str();
   command.add_option("--max-new", o.max_new,
                      "output limit that requests carry; cuts longer outputs (default: 8192, or the "

@@ -40,17 +40,24 @@ namespace detail {
 /// The requests of one unit with scaled arrivals, and how the unit's scheduler is sized for them.
 struct UnitTrace {
   std::vector<TraceRequest> requests;
-  std::vector<std::uint64_t> index;  ///< In the whole trace.
+  std::vector<std::uint64_t> index;         ///< In the whole trace.
+  std::span<const std::uint64_t> hash_ids;  ///< Of the whole trace.
+  std::int32_t digest_unit = 0;             ///< Tokens a digest of a prompt covers.
+  std::int32_t hash_block_tokens = 0;
   UnitSetup setup;
   std::int64_t max_new = 0;
 };
 [[nodiscard]] DYNBATCH_API UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config,
                                                 std::int32_t unit);
 
-/// Writes the digests of a prompt's whole blocks: unique to (seed, request, block), or common to a
-/// prefix group.
-DYNBATCH_API void fill_digests(std::vector<ContentDigest>& out, const TraceRequest& request,
-                               std::uint64_t index, std::uint64_t seed, std::int32_t block_size);
+/// Error: neither is a multiple of the other, the block or what an id of the trace covers.
+[[nodiscard]] DYNBATCH_API Status check_block_size(const Trace& trace,
+                                                   std::int32_t block_size) noexcept;
+
+/// Writes the digests of request `i`'s whole units: what the trace says, or unique to (seed,
+/// request, unit), or common to a prefix group. `counts_last`: also of a last unit that isn't full.
+DYNBATCH_API void fill_digests(std::vector<ContentDigest>& out, const UnitTrace& trace,
+                               std::size_t i, std::uint64_t seed, bool counts_last = false);
 
 /// Seconds on the wall clock, to report the simulator's own speed.
 [[nodiscard]] DYNBATCH_API double wall_seconds() noexcept;
@@ -118,13 +125,13 @@ class UnitReplay {
     while (next_ < trace_.requests.size() &&
            trace_.requests[next_].arrival_ns <= executor_.now().ns) {
       const TraceRequest& from = trace_.requests[next_];
-      fill_digests(digests_, from, trace_.index[next_], config_.seed, config_.block_size);
+      fill_digests(digests_, trace_, next_, config_.seed);
       Request request;
       request.id = {next_};
       request.user_data = next_;
       request.prompt.kind = PromptKind::Digests;
       request.prompt.digests = digests_;
-      request.prompt.digest_unit = config_.block_size;
+      request.prompt.digest_unit = trace_.digest_unit;
       request.prompt.length = from.input_tokens;
       request.max_new_tokens = trace_.max_new;
       request.arrival = {from.arrival_ns};
@@ -234,6 +241,7 @@ template <StepCostModel Cost, class Make>
                                Make&& make) {
   ReplayRun run;
   run.status = config.validate();
+  run.status = run.status ? detail::check_block_size(trace, config.block_size) : run.status;
   if (!run.status) {
     return run;
   }

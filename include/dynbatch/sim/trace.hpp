@@ -21,8 +21,18 @@ struct TraceRequest {
   std::uint64_t chat = 0;          ///< Chat session; 0 = none.
   std::uint64_t prefix_group = 0;  ///< Requests of one group (> 0) share their first prefix_tokens.
   std::int64_t prefix_tokens = 0;
+  std::uint64_t first_hash = 0;  ///< In Trace::hash_ids: one id for each block of the prompt begun.
+  std::int64_t num_hashes = 0;   ///< 0 = the trace says nothing about this prompt's content.
 
   friend bool operator==(const TraceRequest&, const TraceRequest&) noexcept = default;
+};
+
+enum class TraceFormat : std::uint8_t {
+  Auto,      ///< Decided by the names of columns or fields.
+  Azure,     ///< TIMESTAMP (date and time), ContextTokens, GeneratedTokens.
+  Csv,       ///< arrival_s, input_tokens, output_tokens [, tenant|client] [, chat|session].
+  Mooncake,  ///< JSON lines: timestamp (ms), input_length, output_length [, hash_ids] [, session].
+  Bailian,   ///< JSON lines: timestamp (s), chat_id, parent_chat_id, lengths [, hash_ids].
 };
 
 /// Requests in order of arrival, ties in file order.
@@ -30,8 +40,12 @@ struct Trace {
   std::string name;    ///< File or workload name.
   std::string sha256;  ///< Of the file's bytes; empty for generated workloads.
   std::vector<TraceRequest> requests;
-  std::int64_t num_rows = 0;          ///< Data rows read, before the window and the row limit.
-  std::int64_t num_skipped_rows = 0;  ///< Lenient only: rows without input or output tokens.
+  std::int64_t num_rows = 0;               ///< Data rows read, before the window and the row limit.
+  std::int64_t num_skipped_rows = 0;       ///< Lenient only: rows without input or output tokens.
+  TraceFormat format = TraceFormat::Auto;  ///< What it was read as; Auto = generated.
+  std::vector<std::uint64_t> hash_ids;     ///< Equal ids name equal whole prefixes.
+  std::int32_t hash_block_tokens = 0;      ///< Tokens an id covers; 0 = no ids.
+  std::int64_t spread_ns = 0;  ///< Equal time stamps were spread over so much; 0 = as written.
 
   [[nodiscard]] std::int64_t longest_output() const noexcept {
     std::int64_t longest = 0;
@@ -49,12 +63,6 @@ struct Trace {
   }
 };
 
-enum class TraceFormat : std::uint8_t {
-  Auto,   ///< Decided by the header's column names.
-  Azure,  ///< TIMESTAMP (date and time), ContextTokens, GeneratedTokens.
-  Csv,    ///< arrival_s, input_tokens, output_tokens [, tenant|client] [, chat|session].
-};
-
 /// How to treat rows that are out of order or empty.
 enum class TraceOrder : std::uint8_t {
   Strict,   ///< An earlier arrival than the row before, or zero tokens, is an error.
@@ -67,7 +75,13 @@ struct TraceOptions {
   std::int64_t start_ns = 0;       ///< Keep arrivals in [start, end), which then count from start.
   std::int64_t end_ns = -1;        ///< -1 = no end.
   std::int64_t max_requests = -1;  ///< Keep the first so many of these; -1 = all.
+  /// Requests of equal time stamps are spread evenly over so much, or up to the next time stamp if
+  /// that comes earlier; 0 = taken as written, -1 = kMooncakeTickNs where the format's clock ticks.
+  std::int64_t spread_ns = -1;
 };
+
+/// Time stamps of the public Mooncake traces come in ticks of 3 s.
+inline constexpr std::int64_t kMooncakeTickNs = 3'000'000'000;
 
 enum class TraceErrc : std::uint8_t {
   None,
@@ -84,6 +98,7 @@ enum class TraceErrc : std::uint8_t {
   OutOfRange,  ///< Larger than the reader keeps exactly.
   NoTokens,    ///< Zero input or output tokens (strict).
   NotSorted,   ///< Earlier than the row before (strict).
+  NotJson,     ///< A row is no JSON object.
 };
 
 /// What is wrong and where. Nothing of a trace with an error is used.
@@ -92,9 +107,9 @@ struct TraceError {
   std::string file;
   std::int64_t row = 0;   ///< Data row, from 1, the header not counted; 0 = no row.
   std::int64_t line = 0;  ///< Line of the file, from 1; 0 = none.
-  std::string column;
-  std::string value;  ///< At most 60 characters, unprintable ones as '?'.
-  std::string text;   ///< What is wrong with it.
+  std::string column;     ///< Or field.
+  std::string value;      ///< At most 60 characters, unprintable ones as '?'.
+  std::string text;       ///< What is wrong with it.
 
   /// "FILE: row R (line L), column 'C', value 'V': TEXT", without the parts that don't apply.
   [[nodiscard]] DYNBATCH_API std::string message() const;
@@ -122,6 +137,10 @@ DYNBATCH_API TraceResult read_trace(const std::string& path, const TraceOptions&
 
 /// The plain CSV of a trace: parse_trace() gives the same requests back, prefix groups excepted.
 DYNBATCH_API std::string print_trace_csv(const Trace& trace);
+
+/// The Mooncake JSON lines of a trace: parse_trace() gives the same requests back, tenants and
+/// prefix groups excepted; chats become sessions, for which hash_ids need blocks of 16 tokens.
+DYNBATCH_API std::string print_trace_jsonl(const Trace& trace);
 
 /// Applies the window and the row limit of `options` to requests that are in order.
 DYNBATCH_API void apply_window(Trace& trace, const TraceOptions& options);

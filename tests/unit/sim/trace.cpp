@@ -153,7 +153,7 @@ TEST_CASE("R40 - missing, doubled and unknown columns are named", "[sim][trace]"
   CHECK(both.error.column == "client");
   CHECK(parse("a,b,c\n1,2,3\n").error.code == TraceErrc::UnknownFormat);
   CHECK(parse("0.5,10,20\n1.5,10,20\n").error.code == TraceErrc::UnknownFormat);
-  CHECK(parse("{\"timestamp\": 0}\n").error.code == TraceErrc::UnknownFormat);
+  CHECK(parse("{\"timestamp\": 0}\n").error.code == TraceErrc::MissingColumn);
   CHECK(parse("TIMESTAMP,GeneratedTokens\n").error.column == "ContextTokens");
 }
 

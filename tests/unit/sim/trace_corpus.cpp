@@ -24,7 +24,7 @@ TEST_CASE("the corpus of the trace readers passes under all options", "[sim][tra
     std::ifstream file(path, std::ios::binary);
     std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     REQUIRE(!bytes.empty());
-    for (int options = 0; options < 32; ++options) {
+    for (int options = 0; options < 256; ++options) {
       bytes[0] = static_cast<char>(options);
       CHECK(LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                                    bytes.size()) == 0);

@@ -145,6 +145,19 @@ TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
       {"replay", "--end", "-1"},
       {"replay", "--start", "5", "--end", "4"},
       {"replay", "--format", "jsonl"},
+      {"replay", "--block-size", "0"},
+      {"replay", "--block-size", "65537"},
+      {"replay", "--spread-ticks", "3000"},
+      {"replay", "--spread-ticks", "ms"},
+      {"replay", "--spread-ticks", "0ms"},
+      {"replay", "--spread-ticks", "3000ms "},
+      {"replay", "--kv-blocks", "10"},
+      {"replay", "--cache-only"},
+      {"replay", "--cache-only", "--kv-blocks", "0"},
+      {"replay", "--cache-only", "--kv-blocks", "10,"},
+      {"replay", "--cache-only", "--kv-blocks", "10,x"},
+      {"replay", "--cache-only", "--kv-blocks", "3000000000"},
+      {"replay", "--cache-only", "--kv-blocks", "10", "--slo", "ttft:1"},
       {"replay", "--policy", "nonsense"},
       {"replay", "--policy", "chunked:nonsense=1"},
       {"replay", "--policy", "chunked:budget=x"},
@@ -178,6 +191,61 @@ TEST_CASE("a wrong policy is pointed at", "[tool]") {
   CHECK(contains(o.err, "unknown option; static knows: batch"));
   CHECK(contains(o.err, "\n  chunked:budget=2048,static:size=4\n"));
   CHECK(contains(o.err, "\n  " + std::string(27, ' ') + "^"));
+}
+
+TEST_CASE("cache-only tells what caches of several sizes find, with the reading of time stamps",
+          "[tool]") {
+  const Folder folder;
+  std::string lines;
+  for (int i = 0; i < 4; ++i) {
+    lines += "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 2, \"hash_ids\": [0, " +
+             std::to_string(i % 2 + 1) + "]}\n";
+  }
+  const std::string trace = folder.write("m.jsonl", lines);
+  const std::string json_file = folder.file("o.json");
+  const Outcome o = run({"replay", "--trace", trace, "--cache-only", "--kv-blocks", "2,3",
+                         "--block-size", "512", "--json", json_file});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  CHECK(contains(o.out, "equal time stamps spread evenly over 3000 ms"));
+  // Three shared blocks; the fourth and third prompts find theirs if both fit.
+  CHECK(contains(o.out, "2              1,024     0.3750"));
+  CHECK(contains(o.out, "3              1,536     0.6250"));
+  const json report = json::parse(read(json_file));
+  CHECK(report["config"]["spread_ticks_ms"] == 3000.0);
+  CHECK(report["config"]["hash_block_tokens"] == 512);
+  CHECK(report["results"][1]["kv_blocks"] == 3);
+  CHECK(report["results"][1]["hit_tokens"] == 2560);
+  const Outcome bad_block =
+      run({"replay", "--trace", trace, "--cache-only", "--kv-blocks", "2", "--block-size", "24"});
+  CHECK(bad_block.code == 2);
+  CHECK(contains(bad_block.err, "block_size = 24"));
+}
+
+TEST_CASE("replay shares the prefixes that a trace names", "[tool]") {
+  const Folder folder;
+  std::string lines;
+  for (int i = 0; i < 3; ++i) {
+    lines += "{\"timestamp\": " + std::to_string(i * 60000) +
+             ", \"input_length\": 1100, \"output_length\": 2, \"hash_ids\": [0, 1, " +
+             std::to_string(i + 2) + "]}\n";
+  }
+  const std::string trace = folder.write("m.jsonl", lines);
+  const std::string json_file = folder.file("o.json");
+  for (const char* block_size : {"16", "512"}) {
+    const Outcome o = run({"replay", "--trace", trace, "--policy", "chunked", "--spread-ticks",
+                           "off", "--block-size", block_size, "--json", json_file});
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    CHECK(contains(o.out, "time stamps as written"));
+    const json report = json::parse(read(json_file));
+    CHECK(report["config"]["spread_ticks_ms"] == 0.0);
+    CHECK(report["results"][0]["prefix_cache_hit_tokens_ratio"].get<double>() ==
+          Approx(2 * 1024 / (3 * 1099.0)).epsilon(0.01));
+  }
+  const Outcome bad_block = run({"replay", "--trace", trace, "--block-size", "24"});
+  CHECK(bad_block.code != 0);
+  CHECK(contains(bad_block.err, "block_size = 24"));
 }
 
 TEST_CASE("R39, R40 - a bad trace or cost file ends with 3 and nothing is simulated", "[tool]") {

@@ -296,7 +296,7 @@ inline Status RequestDesk::submit(const Request& request, Kind kind) noexcept {
                    prompt_length + request.num_samples * outputs,
                    tokens_.total_pages() * page_tokens, "too many tokens are queued"});
   }
-  std::uint32_t slots[kMaxSamples];
+  std::uint32_t slots[kMaxSamples]{};
   std::int32_t taken = 0;
   while (taken < request.num_samples && (slots[taken] = free_slots_.pop()) != kNil) {
     ++taken;

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/sim/cache_replay.hpp>
+#include <dynbatch/sim/trace.hpp>
+#include <dynbatch/sim/workload.hpp>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <list>
+#include <string>
+#include <vector>
+
+using dynbatch::CacheReplayRun;
+using dynbatch::replay_cache;
+using dynbatch::Trace;
+
+namespace {
+
+// Prompts of a few chats that go on, fork and end, in blocks of 512 tokens with prefix-chained ids.
+Trace make_trace(std::uint64_t num_requests) {
+  Trace trace;
+  trace.hash_block_tokens = 512;
+  std::uint64_t state = 12345;
+  const auto random = [&](std::uint64_t n) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (state >> 33U) % n;
+  };
+  std::vector<std::vector<std::uint64_t>> chats(7, std::vector<std::uint64_t>{0});
+  std::uint64_t next_id = 1;
+  for (std::uint64_t i = 0; i < num_requests; ++i) {
+    auto& chat = chats[random(chats.size())];
+    if (random(5) == 0) {
+      chat.resize(1 + random(chat.size()));  // An earlier turn is taken up again.
+    }
+    for (std::uint64_t k = random(4); k > 0; --k) {
+      chat.push_back(next_id++);
+    }
+    dynbatch::TraceRequest r;
+    r.arrival_ns = static_cast<std::int64_t>(i);
+    r.input_tokens = static_cast<std::int64_t>(chat.size()) * 512;
+    r.output_tokens = 1;
+    r.first_hash = trace.hash_ids.size();
+    r.num_hashes = static_cast<std::int64_t>(chat.size());
+    trace.hash_ids.insert(trace.hash_ids.end(), chat.begin(), chat.end());
+    trace.requests.push_back(r);
+  }
+  return trace;
+}
+
+// A list of ids, oldest first; a prompt's last block is older than its first.
+std::int64_t reference_hits(const Trace& trace, std::size_t num_blocks) {
+  std::list<std::uint64_t> cache;
+  std::int64_t hits = 0;
+  for (const auto& r : trace.requests) {
+    const auto first = trace.hash_ids.begin() + static_cast<std::ptrdiff_t>(r.first_hash);
+    const auto n = std::min(static_cast<std::ptrdiff_t>(num_blocks),
+                            static_cast<std::ptrdiff_t>(r.num_hashes));
+    const std::vector<std::uint64_t> ids(first, first + n);
+    std::size_t found = 0;
+    while (found < ids.size() && std::find(cache.begin(), cache.end(), ids[found]) != cache.end()) {
+      cache.remove(ids[found++]);
+    }
+    hits += static_cast<std::int64_t>(found) * 512;
+    // Copies can't exist: an id behind a missing one was evicted before it.
+    while (!cache.empty() && cache.size() + ids.size() > num_blocks) {
+      cache.pop_front();
+    }
+    cache.insert(cache.end(), ids.rbegin(), ids.rend());
+  }
+  return hits;
+}
+
+}  // namespace
+
+TEST_CASE("replay_cache finds what a list of least recently used blocks finds", "[sim][cache]") {
+  const Trace trace = make_trace(400);
+  for (const std::int64_t num_blocks : {1, 7, 30, 60, 200, 100'000}) {
+    INFO(num_blocks);
+    const CacheReplayRun run = replay_cache(trace, {.num_blocks = num_blocks, .block_size = 512});
+    REQUIRE(run.is_ok());
+    CHECK(run.num_requests == 400);
+    CHECK(run.hit_tokens == reference_hits(trace, static_cast<std::size_t>(num_blocks)));
+    CHECK(run.hit_tokens <= run.input_tokens);
+  }
+}
+
+TEST_CASE("replay_cache gives its golden figures", "[sim][cache]") {
+  const Trace trace = make_trace(400);
+  const CacheReplayRun run = replay_cache(trace, {.num_blocks = 60, .block_size = 512});
+  REQUIRE(run.is_ok());
+  CHECK(run.input_tokens == 3'229'696);
+  CHECK(run.hit_tokens == 1'598'464);
+  CHECK(run.num_requests_hit == 399);
+  CHECK(run.evictions == 3'126);
+  CHECK(run.num_cut == 0);
+}
+
+TEST_CASE("replay_cache counts a last block that is not full, once its ids are known",
+          "[sim][cache]") {
+  Trace trace;
+  trace.hash_block_tokens = 512;
+  trace.hash_ids = {4, 5, 4, 5, 4, 5, 6};
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    dynbatch::TraceRequest r;
+    r.input_tokens = 600;
+    r.output_tokens = 1;
+    r.first_hash = i * 2;
+    r.num_hashes = 2;
+    trace.requests.push_back(r);
+  }
+  const auto hits = [&](std::int32_t block_size) {
+    const CacheReplayRun run = replay_cache(trace, {.num_blocks = 500, .block_size = block_size});
+    REQUIRE(run.is_ok());
+    CHECK(run.input_tokens == 1800);
+    return run.hit_tokens;
+  };
+  CHECK(hits(512) == 1200);
+  CHECK(hits(1024) == 1200);
+  CHECK(hits(16) == 1200);
+  SECTION("left out of the ids: nothing is known of it") {
+    for (auto& r : trace.requests) {
+      r.num_hashes = 1;
+    }
+    CHECK(hits(512) == 1024);
+    CHECK(hits(1024) == 0);
+    CHECK(hits(16) == 1024);
+  }
+}
+
+TEST_CASE("replay_cache refuses what it can not simulate", "[sim][cache]") {
+  const Trace trace = make_trace(3);
+  CHECK(std::string(replay_cache(trace, {.num_blocks = 0, .block_size = 512}).status.field) ==
+        "num_blocks");
+  CHECK(std::string(replay_cache(trace, {.num_blocks = 1, .block_size = 24}).status.field) ==
+        "block_size");
+  const CacheReplayRun none = replay_cache(Trace{}, {.num_blocks = 4});
+  CHECK(none.is_ok());
+  CHECK(none.hit_ratio() == 0.0);
+}
+
+TEST_CASE("replay_cache finds the shared prefixes of a generated workload", "[sim][cache]") {
+  dynbatch::WorkloadConfig config;
+  config.num_requests = 50;
+  config.input.parts[0] = {.weight = 1.0, .median = 100.0};
+  config.output.parts[0] = {.weight = 1.0, .median = 5.0};
+  config.num_prefix_groups = 1;
+  config.prefix_tokens = 160;
+  const Trace trace = dynbatch::generate_trace(config, "groups");
+  const CacheReplayRun run = replay_cache(trace, {.num_blocks = 10'000});
+  REQUIRE(run.is_ok());
+  CHECK(run.hit_tokens == 49 * 160);
+  CHECK(run.num_requests_hit == 49);
+}
+
+TEST_CASE("the hit ratios of the public Mooncake conversation trace come out", "[sim][cache]") {
+  const char* folder = std::getenv("DYNBATCH_DATA_DIR");
+  if (folder == nullptr) {
+    std::printf("SKIPPED: DYNBATCH_DATA_DIR is not set\n");
+    return;
+  }
+  const auto read = dynbatch::read_trace(
+      std::string(folder) + "/traces/mooncake_conversation_min00-30.jsonl", {});
+  REQUIRE(read);
+  struct Point {
+    std::int64_t num_blocks;
+    double ratio;
+  };
+  for (const Point& p : {Point{1'000, .044}, Point{3'000, .065}, Point{10'000, .209},
+                         Point{30'000, .318}, Point{100'000, .347}}) {
+    const CacheReplayRun run =
+        replay_cache(read.trace, {.num_blocks = p.num_blocks, .block_size = 512});
+    REQUIRE(run.is_ok());
+    CHECK(run.hit_ratio() == Approx(p.ratio).margin(0.0006));
+  }
+}
