@@ -25,7 +25,10 @@
 #include <dynbatch/scheduler/detail/core_flight.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
 #include <dynbatch/scheduler/detail/core_report.hpp>
+#include <dynbatch/scheduler/detail/core_result.hpp>
 #include <dynbatch/scheduler/detail/core_rows.hpp>
+#include <dynbatch/scheduler/detail/core_samples.hpp>
+#include <dynbatch/scheduler/detail/core_seal.hpp>
 #include <dynbatch/scheduler/detail/core_settle.hpp>
 #include <dynbatch/scheduler/detail/core_write.hpp>
 

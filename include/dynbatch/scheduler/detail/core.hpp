@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// State and operations behind Scheduler. Members are defined by topic in
-/// core_{intake,compose,settle,report,flight}.hpp; all of them run on the driving thread unless
-/// they say otherwise.
+/// State and operations behind Scheduler. Members are defined by topic in the core_*.hpp beside
+/// this file; all of them run on the driving thread unless they say otherwise.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
