@@ -52,6 +52,9 @@ Status ReplayConfig::validate() const noexcept {
   if (!(rate_scale >= 1e-9 && rate_scale <= 1e9)) {
     return {Errc::InvalidConfig, "rate_scale", 0, 0, "must lie in [1e-9, 1e9]"};
   }
+  if (flight_sink != nullptr && units != 1) {
+    return {Errc::InvalidConfig, "units", units, 1, "a flight log is of one unit"};
+  }
   if (slo.ttft.ns < 0 || slo.tpot.ns < 0) {
     return {Errc::InvalidConfig, "slo", 0, 0, "limits must not be negative"};
   }
@@ -77,6 +80,7 @@ UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_
   const auto step = static_cast<std::size_t>(config.units);
   std::int64_t queued_tokens = 0;
   std::int64_t longest_input = 1;
+  std::int64_t log_bytes = 1 << 20;
   for (auto i = static_cast<std::size_t>(unit); i < trace.requests.size(); i += step) {
     TraceRequest request = trace.requests[i];
     if (config.offline) {
@@ -87,6 +91,9 @@ UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_
     }
     longest_input = max_of(longest_input, request.input_tokens);
     queued_tokens = saturating_add(queued_tokens, request.input_tokens + part.max_new);
+    // All of them may arrive in one step, and the log is drained between two.
+    log_bytes = saturating_add(log_bytes, 512 + request.input_tokens / config.block_size *
+                                                    std::int64_t{sizeof(ContentDigest)});
     part.requests.push_back(request);
     part.index.push_back(i);
   }
@@ -102,6 +109,12 @@ UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_
       min_of(saturating_add(longest_input, part.max_new), kLongestContext);
   setup.scheduler.max_queued_tokens =
       clamp_to(queued_tokens, setup.scheduler.max_context_tokens, kMostQueuedTokens);
+  if (config.flight_sink != nullptr) {
+    // Address space, touched as far as it is used.
+    setup.scheduler.flight_log_bytes = min_of(log_bytes, std::int64_t{1} << 36);
+    setup.scheduler.flight_log_prompts = true;
+    setup.scheduler.flight_label = config.flight_label;
+  }
   return part;
 }
 

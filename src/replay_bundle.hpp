@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// The simulator for each shipped bundle, each compiled in a translation unit of its own.
+/// The simulator for each shipped bundle; the templates are compiled once for each set of policy
+/// types.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
@@ -16,6 +17,14 @@ ReplayRun run_bundle(const StaticBundle& bundle, const Trace& trace, const Repla
 ReplayRun run_bundle(const ChunkedBundle& bundle, const Trace& trace, const ReplayConfig& config,
                      const LinearCost& cost);
 ReplayRun run_bundle(const DynbatchBundle& bundle, const Trace& trace, const ReplayConfig& config,
+                     const LinearCost& cost);
+ReplayRun run_bundle(const PrefillFirstBundle& bundle, const Trace& trace,
+                     const ReplayConfig& config, const LinearCost& cost);
+ReplayRun run_bundle(const OrcaBundle& bundle, const Trace& trace, const ReplayConfig& config,
+                     const LinearCost& cost);
+ReplayRun run_bundle(const NoEvictBundle& bundle, const Trace& trace, const ReplayConfig& config,
+                     const LinearCost& cost);
+ReplayRun run_bundle(const MaxUtilBundle& bundle, const Trace& trace, const ReplayConfig& config,
                      const LinearCost& cost);
 
 }  // namespace detail

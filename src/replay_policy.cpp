@@ -10,16 +10,20 @@
 #include "replay_bundle.hpp"
 
 #include <cstddef>
+#include <string>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
 ReplayRun replay_policy(const PolicySpec& spec, const Trace& trace, const ReplayConfig& config,
                         const LinearCost& cost, std::size_t* position) {
   ReplayRun run;
+  const std::string label(spec.text);
+  ReplayConfig labelled = config;
+  labelled.flight_label = label.c_str();
   const Status status = with_bundle(
       spec,
       [&](const auto& bundle) {
-        run = detail::run_bundle(bundle, trace, config, cost);
+        run = detail::run_bundle(bundle, trace, labelled, cost);
         return run.status;
       },
       position);

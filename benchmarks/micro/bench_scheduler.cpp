@@ -41,13 +41,18 @@ void require(const Status& s) {
 class DecodeBed {
  public:
   static constexpr std::int64_t kSteps = 256;
+  /// Long enough for the steps in which the last rows are still in their prompt, and the timed
+  /// ones.
+  static constexpr std::int64_t kOutputs = 1024;
 
   DecodeBed(std::int32_t running, std::int64_t context, std::int64_t pool_blocks,
-            std::int64_t waiting) {
+            std::int64_t waiting, bool is_recorded = false) {
     SchedulerConfig config;
+    config.flight_log_bytes = is_recorded ? std::int64_t{1} << 30 : 0;
+    config.flight_log_prompts = true;
     config.max_live_requests = running + waiting + 64;
-    config.max_context_tokens = context + 2 * kSteps;
-    config.max_queued_tokens = running * (context + 3 * kSteps) + (waiting + 64) * 1024;
+    config.max_context_tokens = context + kOutputs;
+    config.max_queued_tokens = running * (context + 2 * kOutputs) + (waiting + 64) * 1024;
     Capabilities caps;
     caps.max_tokens = 1 << 17;
     caps.max_sequences = running;
@@ -61,7 +66,7 @@ class DecodeBed {
     require(scheduler_->make_result(result_));
     prompt_.resize(static_cast<std::size_t>(context));
     for (std::int32_t i = 0; i < running; ++i) {
-      submit(context - i % kBlock, 2 * kSteps);
+      submit(context - i % kBlock, kOutputs);
     }
     do {
       step();
@@ -122,6 +127,8 @@ class DecodeBed {
     Event events[256];
     while (scheduler_->poll(events) == std::size(events)) {
     }
+    while (scheduler_->drain_log(log_) > 0) {
+    }
   }
   [[nodiscard]] bool has_prefill() const { return has_prefill_; }
 
@@ -134,21 +141,26 @@ class DecodeBed {
   std::unique_ptr<BenchScheduler> scheduler_;
   StepResultBuffer result_;
   std::vector<Token> prompt_;
+  std::vector<std::byte> log_ = std::vector<std::byte>(1 << 16);
   std::int64_t now_ = 0;
   std::uint64_t next_id_ = 1;
   std::uint32_t token_ = 1;
   bool has_prefill_ = true;
 };
 
-/// plan() + commit() of one decode step; execution and poll() are not timed.
+/// What plan_commit_instructions.sh counts: functions of their own, so that a profiler can tell.
+[[gnu::noinline]] const StepPlan& timed_plan(DecodeBed& bed) { return bed.plan(); }
+[[gnu::noinline]] void timed_commit(DecodeBed& bed, const StepPlan& plan) { bed.commit(plan); }
+
+/// plan() + commit() of one decode step; execution, poll() and drain_log() are not timed.
 void plan_commit(benchmark::State& state, std::int32_t running, std::int64_t context,
-                 std::int64_t waiting, std::int64_t pool) {
-  DecodeBed bed(running, context, pool, waiting);
+                 std::int64_t waiting, std::int64_t pool, bool is_recorded) {
+  DecodeBed bed(running, context, pool, waiting, is_recorded);
   std::int64_t decodes = 0;
   double seconds = 0;
   for (auto _ : state) {
     const auto start = std::chrono::steady_clock::now();
-    const StepPlan& plan = bed.plan();
+    const StepPlan& plan = timed_plan(bed);
     const auto planned = std::chrono::steady_clock::now();
     bed.execute(plan);
     decodes += plan.num_decode_chunks;
@@ -157,7 +169,7 @@ void plan_commit(benchmark::State& state, std::int32_t running, std::int64_t con
       break;
     }
     const auto resumed = std::chrono::steady_clock::now();
-    bed.commit(plan);
+    timed_commit(bed, plan);
     const auto done = std::chrono::steady_clock::now();
     seconds = std::chrono::duration<double>(planned - start + (done - resumed)).count();
     state.SetIterationTime(seconds);
@@ -223,7 +235,7 @@ void BM_CancelWaiting(benchmark::State& state) {
   }
 }
 
-void register_plan_commit() {
+void register_plan_commit(int repetitions) {
   for (const std::int32_t running : {256, 1024}) {
     for (const std::int64_t context : {512, 4096, 32768}) {
       for (const std::int64_t waiting : {0, 10000}) {
@@ -232,18 +244,26 @@ void register_plan_commit() {
               0.9 * static_cast<double>(pool)) {
             continue;
           }
-          const std::string name = "BM_PlanCommit/running:" + std::to_string(running) +
-                                   "/context:" + std::to_string(context) +
-                                   "/block:16/waiting:" + std::to_string(waiting) +
-                                   "/pool:" + std::to_string(pool);
-          benchmark::RegisterBenchmark(
-              name.c_str(),
-              [=](benchmark::State& state) { plan_commit(state, running, context, waiting, pool); })
-              ->UseManualTime()
-              ->Iterations(DecodeBed::kSteps)
-              ->Repetitions(5)
-              ->ReportAggregatesOnly(true)
-              ->Unit(benchmark::kMicrosecond);
+          for (const bool is_recorded : {false, true}) {
+            if (is_recorded && pool != 300000) {
+              continue;  // what the recorder costs has nothing to do with the pool
+            }
+            const std::string name = "BM_PlanCommit/running:" + std::to_string(running) +
+                                     "/context:" + std::to_string(context) +
+                                     "/block:16/waiting:" + std::to_string(waiting) +
+                                     "/pool:" + std::to_string(pool) +
+                                     (is_recorded ? "/recorder:on" : "");
+            benchmark::RegisterBenchmark(name.c_str(),
+                                         [=](benchmark::State& state) {
+                                           plan_commit(state, running, context, waiting, pool,
+                                                       is_recorded);
+                                         })
+                ->UseManualTime()
+                ->Iterations(DecodeBed::kSteps)
+                ->Repetitions(repetitions)
+                ->ReportAggregatesOnly(repetitions > 1)
+                ->Unit(benchmark::kMicrosecond);
+          }
         }
       }
     }
@@ -260,7 +280,9 @@ BENCHMARK(BM_CancelWaiting)
     ->Iterations(500);
 
 int main(int argc, char** argv) {
-  register_plan_commit();
+  // One run a cell is enough where instructions are counted.
+  const bool is_counting = std::getenv("DYNBATCH_BENCH_ONCE") != nullptr;
+  register_plan_commit(is_counting ? 1 : 5);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
     return 1;

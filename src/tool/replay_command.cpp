@@ -24,7 +24,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <ios>
 #include <ostream>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -246,6 +248,11 @@ class ReplayCommand {
       }
       policies_.push_back(spec);
     }
+    if (!options_.record.empty() &&
+        (policies_.size() != 1 || options_.units != 1 || options_.find_capacity > 0.0)) {
+      return fail(kUsage,
+                  "--record writes the log of one run: one policy, one unit, no --find-capacity");
+    }
     return kSuccess;
   }
 
@@ -412,11 +419,22 @@ class ReplayCommand {
   Status replay_into(const PolicySpec& spec, ReplayConfig config, PolicyResult& result) {
     config.progress = &ProgressBar::show_fraction;
     config.progress_context = &progress_;
+    std::ofstream log;
+    if (!options_.record.empty()) {
+      log.open(options_.record, std::ios::binary);
+      config.flight_context = &log;
+      config.flight_sink = [](void* file, std::span<const std::byte> bytes) {
+        static_cast<std::ofstream*>(file)->write(reinterpret_cast<const char*>(bytes.data()),
+                                                 static_cast<std::streamsize>(bytes.size()));
+      };
+    }
     ReplayRun run = replay_policy(spec, trace_, config, report_.cost.model);
     if (run.is_ok()) {
       result.metrics = measure(run.requests, run.totals, config.slo, config.units);
       result.requests = std::move(run.requests);
     }
+    log.close();
+    is_recorded_ = options_.record.empty() || static_cast<bool>(log);
     return run.status;
   }
 
@@ -451,6 +469,9 @@ class ReplayCommand {
 
   int write_reports() {
     out_ << (options_.cache_only ? to_cache_table(report_) : to_table(report_)) << std::flush;
+    if (!is_recorded_) {
+      return fail(kFailure, fmt::format("cannot write '{}'", options_.record));
+    }
     int code = options_.json.empty() ? kSuccess : write_file(options_.json, to_json(report_));
     if (code == kSuccess && !options_.csv.empty()) {
       code = write_file(options_.csv, to_csv(report_));
@@ -465,6 +486,7 @@ class ReplayCommand {
   std::vector<PolicySpec> policies_;
   Trace trace_;
   ReplayReport report_;
+  bool is_recorded_ = true;
 };
 
 }  // namespace

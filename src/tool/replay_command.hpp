@@ -21,6 +21,7 @@ struct ReplayOptions {
   std::string slo;
   std::string json;
   std::string csv;
+  std::string record;
   std::string spread_ticks;  ///< Empty = by format.
   std::string kv_blocks;     ///< Comma-separated.
   std::int64_t kv_tokens = 600'000;

@@ -3,8 +3,10 @@
 
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/version.hpp>
+#include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 
+#include "tool/explain_command.hpp"
 #include "tool/replay_command.hpp"
 
 #include <CLI/CLI.hpp>
@@ -32,8 +34,16 @@ constexpr const char* kExamples = R"(Examples:
       what share of the prompts prefix caches of these sizes would find
   dynbatch replay --policy chunked:budget=512,chunked:budget=2048 --json out.json
       two settings of one policy, with all metrics in a file
+  dynbatch replay --policy orca:reserve=8192,prefill_first,no_evict,max_util,dynbatch
+      the rules of other engines beside the default ones
+  dynbatch replay --policy dynbatch --record run.flight
+      writes the flight log of the run; explain reads it, or one from production
+  dynbatch explain run.flight --request 17
+      what happened to a request, step by step, and why it waited
+  dynbatch explain run.flight --verify
+      replays the log and says whether all plans come out equal
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 bad trace or cost file.)";
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 bad trace, cost file or flight log.)";
 
 std::string cost_help() {
   std::string text = "step-time set: a JSON file (FILE or FILE#SET), or one of";
@@ -43,19 +53,29 @@ std::string cost_help() {
   return text;
 }
 
+template <class... Bundles>
+std::string options_of() {
+  std::string text;
+  ((text += fmt::format("\n{}: {}", Bundles::kName, Bundles::kOptions)), ...);
+  return text;
+}
+
+std::string policy_help() {
+  return "NAME[:key=value...][,NAME...] of these, with their options" +
+         options_of<StaticBundle, ChunkedBundle, PrefillFirstBundle, OrcaBundle, NoEvictBundle,
+                    MaxUtilBundle, DynbatchBundle>();
+}
+
 void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--trace", o.trace, "trace file (default: an embedded workload)");
   command.add_option("--format", o.format, "auto, azure, csv, mooncake or bailian")
       ->check(CLI::IsMember({"auto", "azure", "csv", "mooncake", "bailian"}))
       ->capture_default_str();
   command.add_flag("--lenient", o.lenient, "sort rows by arrival, skip rows without tokens");
+  command.add_option("--policy", o.policy, policy_help())->capture_default_str();
   command.add_option("--spread-ticks", o.spread_ticks,
                      "spread requests of equal time stamps over so much: 3000ms, or off (default: "
                      "3000ms for mooncake without sessions, else off)");
-  command
-      .add_option("--policy", o.policy,
-                  "NAME[:key=value...][,NAME...] of static, chunked and dynbatch")
-      ->capture_default_str();
   command.add_option("--cost", o.cost, cost_help());
   command.add_option("--kv-tokens", o.kv_tokens, "KV places a unit")->capture_default_str();
   command.add_option("--block-size", o.block_size, "tokens a KV block")->capture_default_str();
@@ -81,6 +101,8 @@ void add_replay_options(CLI::App& command, ReplayOptions& o) {
       ->capture_default_str();
   command.add_option("--json", o.json, "write configuration and all metrics to a file");
   command.add_option("--csv", o.csv, "write one row a request to a file");
+  command.add_option("--record", o.record,
+                     "write the flight log of the run (one policy) to a file");
 }
 
 int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::ostream& err,
@@ -93,6 +115,15 @@ int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::
       app.add_subcommand("replay", "Replay a request trace under one or more policies");
   replay->footer(kExamples);
   add_replay_options(*replay, options);
+  ExplainOptions explain_options;
+  CLI::App* explain =
+      app.add_subcommand("explain", "Say what a flight log holds, and why requests waited");
+  explain->add_option("log", explain_options.log, "flight log")->required();
+  const CLI::Option* request = explain->add_option("--request", explain_options.request,
+                                                   "what happened to the request of this id");
+  explain->add_flag("--verify", explain_options.verify,
+                    "replay the log and compare all plans with the recorded ones");
+  explain->footer(kExamples);
   const CLI::App* version = app.add_subcommand("version", "Print the version");
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 reads from the back
@@ -102,6 +133,10 @@ int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::
   if (version->parsed()) {
     out << fmt::format("dynbatch {}.{}.{}\n", kVersionMajor, kVersionMinor, kVersionPatch);
     return kSuccess;
+  }
+  if (explain->parsed()) {
+    explain_options.has_request = request->count() > 0;
+    return run_explain(explain_options, out, err);
   }
   for (const char* name : {"--requests", "--max-new", "--rate-scale", "--find-capacity"}) {
     // 0 means "not given" in ReplayOptions.

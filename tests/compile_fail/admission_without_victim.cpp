@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EXPECT: dynbatch: an Admission needs 'std::int32_t victim(const VictimList&) const noexcept'. See docs/policies/admission.md
+// EXPECT: dynbatch: an Admission needs 'std::int32_t victim(const VictimList&) const noexcept'. See
+// docs/policies/admission.md
 #include <dynbatch/concepts/admission.hpp>
 
 #include <cstdint>

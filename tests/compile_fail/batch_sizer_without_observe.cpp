@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EXPECT: dynbatch: a BatchSizer needs 'void observe(const StepFeedback&) noexcept'. See docs/policies/batch_sizer.md
+// EXPECT: dynbatch: a BatchSizer needs 'void observe(const StepFeedback&) noexcept'. See
+// docs/policies/batch_sizer.md
 #include <dynbatch/concepts/batch_sizer.hpp>
 
 using namespace dynbatch;

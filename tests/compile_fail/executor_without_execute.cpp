@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EXPECT: dynbatch: an Executor needs 'void execute(const StepPlan&, StepResultBuffer&)'. See docs/embedding.md
+// EXPECT: dynbatch: an Executor needs 'void execute(const StepPlan&, StepResultBuffer&)'. See
+// docs/embedding.md
 #include <dynbatch/concepts/executor.hpp>
 
 using namespace dynbatch;

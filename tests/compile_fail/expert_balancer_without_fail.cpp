@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EXPECT: dynbatch: an ExpertBalancer needs 'void confirm(std::int32_t layer) noexcept' and 'void fail(std::int32_t layer) noexcept'. See docs/policies/expert_balancer.md
+// EXPECT: dynbatch: an ExpertBalancer needs 'void confirm(std::int32_t layer) noexcept' and 'void
+// fail(std::int32_t layer) noexcept'. See docs/policies/expert_balancer.md
 #include <dynbatch/concepts/expert_balancer.hpp>
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EXPECT: dynbatch: a KVCachePool needs 'void truncate(Row, std::int64_t) noexcept'. See docs/policies/kv_cache_pool.md
+// EXPECT: dynbatch: a KVCachePool needs 'void truncate(Row, std::int64_t) noexcept'. See
+// docs/policies/kv_cache_pool.md
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EXPECT: dynbatch: a MicroBatchSplitter needs 'SplitDecision split(const SplitInput&) noexcept'. See docs/policies/micro_batch_splitter.md
+// EXPECT: dynbatch: a MicroBatchSplitter needs 'SplitDecision split(const SplitInput&) noexcept'.
+// See docs/policies/micro_batch_splitter.md
 #include <dynbatch/concepts/micro_batch_splitter.hpp>
 
 using namespace dynbatch;

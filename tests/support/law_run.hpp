@@ -5,7 +5,12 @@
 /// operation.
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/batch/dynamic_sizer.hpp>
+#include <dynbatch/batch/earliest_deadline.hpp>
+#include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/prefix_affinity.hpp>
+#include <dynbatch/batch/priority_aging.hpp>
+#include <dynbatch/batch/shortest_first.hpp>
 #include <dynbatch/batch/static_sizer.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
 #include <dynbatch/batch/unbounded_sizer.hpp>
@@ -43,15 +48,17 @@ struct LawMix {
   int faults = 0;    // 0 none, 1 chunk outcomes, 2 abandons too
   int extras = 0;    // 0 none, 1 samples, 2 drafts, 3 both
   int pressure = 0;  // 0 ample KV, 1 scarce
-  static constexpr int kAxes = 9;
-  static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 4, 2};
+  int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
+                     // 5 fair share with limits, 6 prefix affinity
+  static constexpr int kAxes = 10;
+  static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 4, 2, 7};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
            std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " +
-           std::to_string(pressure);
+           std::to_string(pressure) + " order " + std::to_string(order);
   }
 };
 
@@ -101,11 +108,18 @@ inline std::vector<LawMix> pairwise_cover() {
   return cover;
 }
 
+/// What the flight recorder of a run holds.
+enum class LawLog { Off, Full, Hidden };
+
 /// Owns the models of one mix and the scheduler over their Any views.
 class LawRun {
  public:
-  LawRun(const LawMix& mix, std::uint64_t seed, int operations)
-      : mix_(mix), rng_(seed), operations_(operations), executor_(capabilities(), seed ^ 0x5EED) {
+  LawRun(const LawMix& mix, std::uint64_t seed, int operations, LawLog log = LawLog::Off)
+      : mix_(mix),
+        rng_(seed),
+        operations_(operations),
+        log_kind_(log),
+        executor_(capabilities(), seed ^ 0x5EED) {
     build();
   }
 
@@ -114,9 +128,11 @@ class LawRun {
     for (int i = 0; i < operations_ && errors_.size() < 5; ++i) {
       operation();
       check(false);
+      drain_log();
     }
     finish();
     check(true);
+    drain_log();
   }
 
   [[nodiscard]] const std::vector<std::string>& errors() const { return errors_; }
@@ -124,9 +140,13 @@ class LawRun {
   [[nodiscard]] std::int64_t plans() const { return plans_; }
   [[nodiscard]] const SchedulerStats& final_stats() const { return final_stats_; }
   [[nodiscard]] std::int64_t kv_reads() const { return executor_.kv_reads; }
+  [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
+  /// The flight log so far.
+  [[nodiscard]] const std::vector<std::byte>& log() const { return log_; }
 
  private:
   static constexpr std::int64_t kBudget = 48;
+  static constexpr std::int32_t kTenantSequences = 2;
 
   [[nodiscard]] Capabilities capabilities() const {
     Capabilities caps;
@@ -154,13 +174,31 @@ class LawRun {
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
     admission.reserve_tokens = 64;
     admission.max_bypass = 3;
-    admission_.emplace(admission);
+    fcfs_.emplace(admission);
+    priority_.emplace(PriorityAging::Config{
+        .rules = admission, .aging = milliseconds(2), .displace = mix_.order == 2});
+    deadline_.emplace(
+        EarliestDeadline::Config{.rules = admission, .default_due = milliseconds(30)});
+    shortest_.emplace(
+        ShortestFirst::Config{.rules = admission, .aging_per_token = microseconds(100)});
+    FairShare::Config fair;
+    fair.rules = admission;
+    fair.other = {.max_running_sequences = kTenantSequences, .max_running_tokens = 600};
+    fair.shares[0] = {.tenant = 1, .weight = 3, .max_running_sequences = kTenantSequences};
+    fair.num_shares = 1;
+    fair.expected_outputs = 10;
+    fair_.emplace(fair);
+    affinity_.emplace(PrefixAffinity::Config{.rules = admission, .credit_tokens = 4});
     AnyBatchSizer sizers[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(*static_),
                               AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
     AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
                                          AnyMicroBatchSplitter(*equal_)};
     AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_),
                               AnyKVCachePool(null_pool_)};
+    AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
+                                 AnyAdmission(*priority_), AnyAdmission(*deadline_),
+                                 AnyAdmission(*shortest_), AnyAdmission(*fair_),
+                                 AnyAdmission(*affinity_)};
     SchedulerConfig config;
     config.max_live_requests = 24;
     config.max_queued_tokens = 6000;
@@ -169,9 +207,11 @@ class LawRun {
     config.max_draft_tokens = mix_.extras >= 2 ? 4 : 0;
     executor_.max_drafts = mix_.extras >= 2 ? 5 : 0;
     config.resource_caps[0] = 3;
-    auto made = AnyScheduler::make(config, capabilities(), sizers[mix_.sizer],
-                                   splitters[mix_.splitter], AnyExpertBalancer(balancer_),
-                                   pools[mix_.pool], AnyAdmission(*admission_));
+    config.flight_log_bytes = log_kind_ == LawLog::Off ? 0 : 1 << 20;
+    config.flight_log_prompts = log_kind_ == LawLog::Full;
+    auto made =
+        AnyScheduler::make(config, capabilities(), sizers[mix_.sizer], splitters[mix_.splitter],
+                           AnyExpertBalancer(balancer_), pools[mix_.pool], admissions[mix_.order]);
     if (!made) {
       char text[200];
       format_status(made.status(), text, sizeof(text));
@@ -183,6 +223,14 @@ class LawRun {
     executor_.tolerates_garbage = mix_.faults > 0;
     if (mix_.faults > 0) {
       executor_.faults = {.not_run = 40, .partial = 30, .failed = 60, .stop = 50};
+    }
+  }
+
+  void drain_log() {
+    std::byte bytes[4096];
+    for (std::size_t n = 1; n > 0;) {
+      n = scheduler_->drain_log(bytes);
+      log_.insert(log_.end(), bytes, bytes + n);
     }
   }
 
@@ -257,6 +305,8 @@ class LawRun {
     q.scope.has_tenant_salt = rng_.one_in(3);
     q.scope.tenant_salt = static_cast<std::uint64_t>(rng_.between(0, 1));
     q.arrival = now_;
+    q.priority = static_cast<std::int32_t>(rng_.between(-2, 6));
+    q.tenant = static_cast<std::uint64_t>(rng_.between(0, 3));
     if (rng_.one_in(10)) {
       q.start_by = now_ + DurationNs{rng_.between(-1, 20) * 1'000'000};
     }
@@ -377,6 +427,14 @@ class LawRun {
     }
     if (mix_.sizer == 1 && plan.chunks.size() > 5) {
       fail("law 4: more sequences than the sizer allows");
+    }
+    if (mix_.order == 5) {
+      std::map<std::uint64_t, std::int32_t> running;
+      for (const Chunk& c : plan.chunks) {
+        if (++running[requests_[c.user_data].request.tenant] > kTenantSequences) {
+          fail("a tenant exceeds its limit");
+        }
+      }
     }
     check_waits(plan, limits[mix_.sizer]);
     if (!in_flight_.empty() && !capabilities().future_tokens) {
@@ -550,7 +608,9 @@ class LawRun {
     } else if (record.terminal == EventKind::Expired && r.request.start_by == kNever &&
                r.request.finish_by == kNever) {
       fail("expired without a deadline");
-    } else if (record.terminal == EventKind::Failed && mix_.faults == 0) {
+    } else if (record.terminal == EventKind::Failed && mix_.faults == 0 &&
+               // A tenant's limit may be smaller than what a request of several samples runs.
+               !(mix_.order == 5 && record.error == Errc::CanNeverFit)) {
       fail("failed without a fault");
     }
   }
@@ -564,6 +624,7 @@ class LawRun {
       now_.ns += 100'000;
       step();
       events_.drain(*scheduler_);
+      drain_log();
     }
     while (!in_flight_.empty()) {
       settle_oldest();
@@ -577,6 +638,8 @@ class LawRun {
   LawMix mix_;
   SplitMix64 rng_;
   int operations_;
+  LawLog log_kind_;
+  std::vector<std::byte> log_;
   ToyExecutor executor_;
   ToyEvents events_;
   UnboundedSizer unbounded_;
@@ -588,7 +651,12 @@ class LawRun {
   NullBalancer balancer_;
   std::optional<BlockPool<>> pool_;
   NullPool null_pool_;
-  std::optional<FcfsAdmission> admission_;
+  std::optional<FcfsAdmission> fcfs_;
+  std::optional<PriorityAging> priority_;
+  std::optional<EarliestDeadline> deadline_;
+  std::optional<ShortestFirst> shortest_;
+  std::optional<FairShare> fair_;
+  std::optional<PrefixAffinity> affinity_;
   std::optional<AnyScheduler> scheduler_;
   std::deque<const StepPlan*> in_flight_;
   std::map<std::uint64_t, ToyRequest> requests_;  // by tag

@@ -369,6 +369,8 @@ class ToyEvents {
     } while (n == std::size(buffer));
   }
 
+  void take_one(const Event& e) { take(e); }
+
  private:
   void take(const Event& e) {
     ToyRecord& r = records[e.user_data];

@@ -30,6 +30,15 @@ template <class T>
   return a > std::numeric_limits<std::int64_t>::max() - b ? std::numeric_limits<std::int64_t>::max()
                                                           : a + b;
 }
+/// Sum of any two numbers that stops at the smallest and the largest int64 instead of wrapping.
+[[nodiscard]] constexpr std::int64_t saturating_sum(std::int64_t a, std::int64_t b) noexcept {
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (b >= 0) {
+    return a > kMost - b ? kMost : a + b;
+  }
+  return a < kLeast - b ? kLeast : a + b;
+}
 /// Product that stops at the largest int64 instead of wrapping; both operands >= 0.
 [[nodiscard]] constexpr std::int64_t saturating_mul(std::int64_t a, std::int64_t b) noexcept {
   return a != 0 && b > std::numeric_limits<std::int64_t>::max() / a

@@ -88,16 +88,30 @@ class DynamicSizer {
     const std::int64_t waiting = max_of<std::int64_t>(in.num_waiting, 0);
     const std::int64_t prefills = saturating_add(waiting, max_of(in.num_prefilling, 0));
     const std::int64_t all = saturating_add(prefills, max_of(in.num_decoding, 0));
+    by_queue_ = by_queue(all);
+    decode_cap_ = decode_cap;
 
     BatchLimits out;
-    out.max_decode_sequences = static_cast<std::int32_t>(
-        clamp_to<std::int64_t>(min_of(bound, by_queue(all)), 1, decode_cap));
+    out.max_decode_sequences =
+        static_cast<std::int32_t>(clamp_to<std::int64_t>(min_of(bound, by_queue_), 1, decode_cap));
     out.max_prefill_sequences = static_cast<std::int32_t>(
         clamp_to<std::int64_t>(min_of(bound, by_queue(prefills)), 1, prefill_cap));
     out.max_tokens = max_of<std::int64_t>(in.max_tokens, 1);
     out.max_prefill_tokens = min_of(prefill_tokens(in), out.max_tokens);
     out.not_before = in.now;
     return out;
+  }
+
+  /// Which term gave the last max_decode_sequences; of equal ones the first in this order.
+  [[nodiscard]] SizerBound bound() const noexcept {
+    const std::int64_t least = min_of(min_of(by_memory_, by_latency_), by_queue_);
+    if (decode_cap_ <= least) {
+      return SizerBound::Cap;
+    }
+    if (by_latency_ == least) {
+      return SizerBound::Latency;
+    }
+    return by_memory_ == least ? SizerBound::Memory : SizerBound::Queue;
   }
 
   void observe(const StepFeedback& feedback) noexcept {
@@ -273,6 +287,8 @@ class DynamicSizer {
   std::int64_t mean_prompt_ = 0;
   std::int64_t by_memory_ = kNoBound;
   std::int64_t by_latency_ = kNoBound;
+  std::int64_t by_queue_ = 1;
+  std::int64_t decode_cap_ = kNoBound;
   TimeNs recomputed_at_{};
   bool was_computed_ = false;
 };

@@ -17,7 +17,14 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// A request as admission sees it, when it enters the queue (again).
+/// Position in the queue: smaller first; ties go to the earlier submission. Fixed while stored.
+struct AdmissionKey {
+  std::int64_t primary = 0;
+  std::int64_t secondary = 0;
+  friend constexpr auto operator<=>(const AdmissionKey&, const AdmissionKey&) noexcept = default;
+};
+
+/// A request as admission sees it.
 struct AdmissionRequest {
   RequestId id{};
   std::uint64_t tenant = 0;
@@ -29,15 +36,16 @@ struct AdmissionRequest {
   std::int64_t max_new_tokens = kOpenEnded;
   std::int64_t output_tokens = 0;  ///< Produced before a preemption.
   std::int32_t priority = 0;
+  std::int32_t num_sequences = 1;  ///< That run with it: all samples until they go separate ways.
   std::int32_t num_preemptions = 0;
   RequestClass request_class = RequestClass::Interactive;
-};
-
-/// Position in the queue: smaller first; ties go to the earlier submission. Fixed while stored.
-struct AdmissionKey {
-  std::int64_t primary = 0;
-  std::int64_t secondary = 0;
-  friend constexpr auto operator<=>(const AdmissionKey&, const AdmissionKey&) noexcept = default;
+  /// Leading tokens that the prefix cache held when it was submitted, shared with running requests
+  /// or idle. 0 unless the model wants_cached_tokens().
+  std::int64_t cached_tokens = 0;
+  std::int64_t max_total_tokens = 0;   ///< KV positions it may come to hold, open-ended or not.
+  AdmissionKey key{};                  ///< What key() answered; before its first call zero.
+  std::int32_t num_displacements = 0;  ///< Preemptions for a better one's place.
+  bool was_admitted = false;           ///< It has run before: it comes back.
 };
 
 /// What need() is asked about.
@@ -47,6 +55,7 @@ struct NeedInput {
   std::int64_t cached_tokens = 0;     ///< Leading tokens found in the prefix cache.
   std::int32_t num_running = 0;
   PoolStats pool{};
+  std::int32_t num_preemptions = 0;  ///< Of this request so far.
 };
 
 /// Blocks, counted on the sequence's whole table (cached ones included).
@@ -123,6 +132,112 @@ concept Admission =
       { cp.splits_prompts() } noexcept -> std::same_as<bool>;
     };
 
+/// Requests with the same number share a quota; see OptionalAdmission::quota_group().
+inline constexpr std::int32_t kMaxQuotaGroups = 256;
+
+/// The optional members of an Admission, with what holds where a model lacks one. All noexcept, all
+/// from the driving thread; costs count towards the step that asks.
+template <class P>
+struct OptionalAdmission {
+  static constexpr bool kHasCachedTokens = requires(const P& p) {
+    { p.wants_cached_tokens() } noexcept -> std::same_as<bool>;
+  };
+  static constexpr bool kHasMayAdmit = requires(const P& p, const AdmissionRequest& r) {
+    { p.may_admit(r) } noexcept -> std::same_as<bool>;
+  };
+  static constexpr bool kHasQuotaGroup = requires(const P& p, const AdmissionRequest& r) {
+    { p.quota_group(r) } noexcept -> std::same_as<std::int32_t>;
+  };
+  static constexpr bool kHasCanEverAdmit = requires(const P& p, const AdmissionRequest& r) {
+    { p.can_ever_admit(r) } noexcept -> std::same_as<bool>;
+  };
+  static constexpr bool kHasOnAdmit = requires(P& p, const AdmissionRequest& r) {
+    { p.on_admit(r) } noexcept -> std::same_as<void>;
+  };
+  static constexpr bool kHasOnLeave = requires(P& p, const AdmissionRequest& r) {
+    { p.on_leave(r) } noexcept -> std::same_as<void>;
+  };
+  static constexpr bool kHasOnEnd = requires(P& p, const AdmissionRequest& r) {
+    { p.on_end(r) } noexcept -> std::same_as<void>;
+  };
+  static constexpr bool kHasDisplaces = requires(const P& p, const AdmissionRequest& r) {
+    { p.displaces(r, r) } noexcept -> std::same_as<bool>;
+  };
+
+  /// Whether key() reads `cached_tokens`: costs a look-up of O(prompt) at each submission.
+  [[nodiscard]] static bool wants_cached_tokens(const P& p) noexcept {
+    if constexpr (kHasCachedTokens) {
+      return p.wants_cached_tokens();
+    } else {
+      return false;
+    }
+  }
+  /// Whether a waiting request may start now as far as quotas go. If not, it is asked again after
+  /// one of its quota group has stopped running; others go ahead of it meanwhile, uncounted.
+  [[nodiscard]] static bool may_admit(const P& p, const AdmissionRequest& r) noexcept {
+    if constexpr (kHasMayAdmit) {
+      return p.may_admit(r);
+    } else {
+      return true;
+    }
+  }
+  /// 0 to kMaxQuotaGroups - 1, the same while the request is alive. Inside a group requests start
+  /// in queue order.
+  [[nodiscard]] static std::int32_t quota_group(const P& p, const AdmissionRequest& r) noexcept {
+    if constexpr (kHasQuotaGroup) {
+      return p.quota_group(r);
+    } else {
+      return 0;
+    }
+  }
+  /// Whether may_admit() can ever become true. Otherwise the request fails at once.
+  [[nodiscard]] static bool can_ever_admit(const P& p, const AdmissionRequest& r) noexcept {
+    if constexpr (kHasCanEverAdmit) {
+      return p.can_ever_admit(r);
+    } else {
+      return true;
+    }
+  }
+  /// The request starts to run, for the first time or again.
+  static void on_admit(P& p, const AdmissionRequest& r) noexcept {
+    if constexpr (kHasOnAdmit) {
+      p.on_admit(r);
+    }
+  }
+  /// The request stops running: it ended, or was preempted and comes back.
+  static void on_leave(P& p, const AdmissionRequest& r) noexcept {
+    if constexpr (kHasOnLeave) {
+      p.on_leave(r);
+    }
+  }
+  /// The request is over, whatever became of it. Once for each request that key() was called for,
+  /// after on_leave() if it was running; num_sequences counts all its samples, output_tokens what
+  /// they produced together.
+  static void on_end(P& p, const AdmissionRequest& r) noexcept {
+    if constexpr (kHasOnEnd) {
+      p.on_end(r);
+    }
+  }
+  /// Whether the head of the queue may take the place of a running request while all places are
+  /// taken. Among those for which it is true victim() chooses.
+  [[nodiscard]] static bool displaces(const P& p, const AdmissionRequest& waiting,
+                                      const AdmissionRequest& running) noexcept {
+    if constexpr (kHasDisplaces) {
+      return p.displaces(waiting, running);
+    } else {
+      return false;
+    }
+  }
+};
+
+// A member of an optional name must have the optional signature, or it would be passed over.
+#define DYNBATCH_ADMISSION_OPTION(call, has, text)                                       \
+  static_assert(                                                                         \
+      OptionalAdmission<P>::has || !requires(P& p, const AdmissionRequest& r) { call; }, \
+      "dynbatch: an Admission's optional member must be '" text                          \
+      "'. See "                                                                          \
+      "docs/policies/admission.md")
+
 /// One readable message for each missing requirement; called by the Scheduler.
 template <class P>
 consteval bool check_admission() {
@@ -174,8 +289,26 @@ consteval bool check_admission() {
       },
       "dynbatch: an Admission needs 'bool splits_prompts() const noexcept'. "
       "See docs/policies/admission.md");
+  DYNBATCH_ADMISSION_OPTION(p.wants_cached_tokens(), kHasCachedTokens,
+                            "bool wants_cached_tokens() const noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.may_admit(r), kHasMayAdmit,
+                            "bool may_admit(const AdmissionRequest&) const noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.quota_group(r), kHasQuotaGroup,
+                            "std::int32_t quota_group(const AdmissionRequest&) const noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.can_ever_admit(r), kHasCanEverAdmit,
+                            "bool can_ever_admit(const AdmissionRequest&) const noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.on_admit(r), kHasOnAdmit,
+                            "void on_admit(const AdmissionRequest&) noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.on_leave(r), kHasOnLeave,
+                            "void on_leave(const AdmissionRequest&) noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.on_end(r), kHasOnEnd,
+                            "void on_end(const AdmissionRequest&) noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.displaces(r, r), kHasDisplaces,
+                            "bool displaces(const AdmissionRequest& waiting, const "
+                            "AdmissionRequest& running) const noexcept");
   return true;
 }
+#undef DYNBATCH_ADMISSION_OPTION
 
 /// A view of any Admission for run-time choice; the caller keeps the model alive.
 class AnyAdmission {
@@ -204,6 +337,27 @@ class AnyAdmission {
   [[nodiscard]] std::int32_t max_bypass() const noexcept { return table_->max_bypass(self_); }
   [[nodiscard]] bool splits_prompts() const noexcept { return table_->splits_prompts(self_); }
 
+  // The optional members: the model's, or what holds where it lacks one.
+  [[nodiscard]] bool wants_cached_tokens() const noexcept {
+    return table_->wants_cached_tokens(self_);
+  }
+  [[nodiscard]] bool may_admit(const AdmissionRequest& r) const noexcept {
+    return table_->may_admit(self_, r);
+  }
+  [[nodiscard]] std::int32_t quota_group(const AdmissionRequest& r) const noexcept {
+    return table_->quota_group(self_, r);
+  }
+  [[nodiscard]] bool can_ever_admit(const AdmissionRequest& r) const noexcept {
+    return table_->can_ever_admit(self_, r);
+  }
+  void on_admit(const AdmissionRequest& r) noexcept { table_->on_admit(self_, r); }
+  void on_leave(const AdmissionRequest& r) noexcept { table_->on_leave(self_, r); }
+  void on_end(const AdmissionRequest& r) noexcept { table_->on_end(self_, r); }
+  [[nodiscard]] bool displaces(const AdmissionRequest& waiting,
+                               const AdmissionRequest& running) const noexcept {
+    return table_->displaces(self_, waiting, running);
+  }
+
  private:
   struct Table {
     AdmissionKey (*key)(void*, const AdmissionRequest&) noexcept;
@@ -213,6 +367,14 @@ class AnyAdmission {
     std::int32_t (*victim)(const void*, const VictimList&) noexcept;
     std::int32_t (*max_bypass)(const void*) noexcept;
     bool (*splits_prompts)(const void*) noexcept;
+    bool (*wants_cached_tokens)(const void*) noexcept;
+    bool (*may_admit)(const void*, const AdmissionRequest&) noexcept;
+    std::int32_t (*quota_group)(const void*, const AdmissionRequest&) noexcept;
+    bool (*can_ever_admit)(const void*, const AdmissionRequest&) noexcept;
+    void (*on_admit)(void*, const AdmissionRequest&) noexcept;
+    void (*on_leave)(void*, const AdmissionRequest&) noexcept;
+    void (*on_end)(void*, const AdmissionRequest&) noexcept;
+    bool (*displaces)(const void*, const AdmissionRequest&, const AdmissionRequest&) noexcept;
   };
   template <class P>
   static constexpr Table kTable{
@@ -230,7 +392,31 @@ class AnyAdmission {
         return static_cast<const P*>(p)->victim(in);
       },
       [](const void* p) noexcept { return static_cast<const P*>(p)->max_bypass(); },
-      [](const void* p) noexcept { return static_cast<const P*>(p)->splits_prompts(); }};
+      [](const void* p) noexcept { return static_cast<const P*>(p)->splits_prompts(); },
+      [](const void* p) noexcept {
+        return OptionalAdmission<P>::wants_cached_tokens(*static_cast<const P*>(p));
+      },
+      [](const void* p, const AdmissionRequest& r) noexcept {
+        return OptionalAdmission<P>::may_admit(*static_cast<const P*>(p), r);
+      },
+      [](const void* p, const AdmissionRequest& r) noexcept {
+        return OptionalAdmission<P>::quota_group(*static_cast<const P*>(p), r);
+      },
+      [](const void* p, const AdmissionRequest& r) noexcept {
+        return OptionalAdmission<P>::can_ever_admit(*static_cast<const P*>(p), r);
+      },
+      [](void* p, const AdmissionRequest& r) noexcept {
+        OptionalAdmission<P>::on_admit(*static_cast<P*>(p), r);
+      },
+      [](void* p, const AdmissionRequest& r) noexcept {
+        OptionalAdmission<P>::on_leave(*static_cast<P*>(p), r);
+      },
+      [](void* p, const AdmissionRequest& r) noexcept {
+        OptionalAdmission<P>::on_end(*static_cast<P*>(p), r);
+      },
+      [](const void* p, const AdmissionRequest& waiting, const AdmissionRequest& running) noexcept {
+        return OptionalAdmission<P>::displaces(*static_cast<const P*>(p), waiting, running);
+      }};
 
   void* self_;
   const Table* table_;

@@ -53,6 +53,31 @@ struct StepFeedback {
   std::int64_t finished_output_tokens = 0;  ///< and how many tokens they had produced.
 };
 
+/// What holds a sizer's max_decode_sequences down.
+enum class SizerBound : std::uint8_t {
+  Unknown,  ///< The sizer does not say.
+  Cap,      ///< A configured limit, or the executor's rows.
+  Memory,   ///< What the pool is expected to hold.
+  Latency,  ///< The service level of running sequences.
+  Queue,    ///< The share of the runnable sequences that may run.
+};
+
+[[nodiscard]] constexpr const char* to_string(SizerBound bound) noexcept {
+  switch (bound) {
+    case SizerBound::Unknown:
+      return "unknown";
+    case SizerBound::Cap:
+      return "cap";
+    case SizerBound::Memory:
+      return "memory";
+    case SizerBound::Latency:
+      return "latency";
+    case SizerBound::Queue:
+      return "queue";
+  }
+  return "unknown";
+}
+
 /// Decides how much work the next step may hold. Laws: docs/policies/batch_sizer.md.
 template <class P>
 concept BatchSizer = std::movable<P> && detail::HasConfig<P> &&
@@ -99,6 +124,19 @@ consteval bool check_batch_sizer() {
   return true;
 }
 
+/// What bound the limits that `sizer` gave last: its optional member 'SizerBound bound() const
+/// noexcept'.
+template <class P>
+[[nodiscard]] SizerBound sizer_bound(const P& sizer) noexcept {
+  if constexpr (requires {
+                  { sizer.bound() } noexcept -> std::same_as<SizerBound>;
+                }) {
+    return sizer.bound();
+  } else {
+    return SizerBound::Unknown;
+  }
+}
+
 /// A view of any BatchSizer for run-time choice; the caller keeps the model alive.
 class AnyBatchSizer {
  public:
@@ -114,6 +152,7 @@ class AnyBatchSizer {
   void observe(const StepFeedback& fb) noexcept { table_->observe(self_, fb); }
   [[nodiscard]] BatchLimits ceiling() const noexcept { return table_->ceiling(self_); }
   [[nodiscard]] StepCost cost() const noexcept { return table_->cost(self_); }
+  [[nodiscard]] SizerBound bound() const noexcept { return table_->bound(self_); }
 
  private:
   struct Table {
@@ -121,13 +160,15 @@ class AnyBatchSizer {
     void (*observe)(void*, const StepFeedback&) noexcept;
     BatchLimits (*ceiling)(const void*) noexcept;
     StepCost (*cost)(const void*) noexcept;
+    SizerBound (*bound)(const void*) noexcept;
   };
   template <class P>
   static constexpr Table kTable{
       [](void* p, const SizerInput& in) noexcept { return static_cast<P*>(p)->limits(in); },
       [](void* p, const StepFeedback& fb) noexcept { static_cast<P*>(p)->observe(fb); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->ceiling(); },
-      [](const void* p) noexcept { return static_cast<const P*>(p)->cost(); }};
+      [](const void* p) noexcept { return static_cast<const P*>(p)->cost(); },
+      [](const void* p) noexcept { return sizer_bound(*static_cast<const P*>(p)); }};
 
   void* self_;
   const Table* table_;

@@ -33,6 +33,9 @@ inline AdmissionRequest random_admission_request(SplitMix64& random) noexcept {
   request.priority = static_cast<std::int32_t>(random.between(-10, 10));
   request.num_preemptions = static_cast<std::int32_t>(random.between(0, 3));
   request.request_class = static_cast<RequestClass>(random.between(0, 2));
+  request.cached_tokens = random.between(0, request.prompt_length - 1);
+  request.max_total_tokens = saturating_add(request.prompt_length, random.between(0, 8192));
+  request.num_displacements = static_cast<std::int32_t>(random.between(0, request.num_preemptions));
   return request;
 }
 
@@ -89,9 +92,50 @@ inline Status check_chunk(std::int64_t tokens, const ChunkInput& in, bool splits
   return kOk;
 }
 
+/// A request's life: laws 7 and 8.
+template <Admission P>
+[[nodiscard]] Status check_life(P& policy, AdmissionRequest request, SplitMix64& random) noexcept {
+  using Options = OptionalAdmission<P>;
+  if (!Options::can_ever_admit(policy, request)) {
+    return kOk;
+  }
+  request.num_preemptions = 0;
+  request.num_displacements = 0;
+  request.output_tokens = 0;
+  request.key = policy.key(request);
+  const std::int32_t group = Options::quota_group(policy, request);
+  if (group < 0 || group >= kMaxQuotaGroups) {
+    return {Errc::InternalError, "law 7", group, kMaxQuotaGroups, "no such quota group"};
+  }
+  // Nobody runs: who can ever start may start now.
+  if (!Options::may_admit(policy, request)) {
+    return {Errc::InternalError, "law 7", group, 0, "nothing runs and the request may not start"};
+  }
+  const std::int64_t residences = random.between(0, 3);
+  for (std::int64_t i = 0; i < residences; ++i) {
+    Options::on_admit(policy, request);
+    if (Options::displaces(policy, request, request)) {
+      return {Errc::InternalError, "law 8", request.priority, 0,
+              "a request would displace its equal"};
+    }
+    request.was_admitted = true;
+    request.output_tokens = saturating_add(request.output_tokens, random.between(0, 100));
+    Options::on_leave(policy, request);
+    if (i + 1 < residences) {
+      ++request.num_preemptions;
+      request.key = policy.key(request);
+      if (Options::quota_group(policy, request) != group) {
+        return {Errc::InternalError, "law 7", group, 0, "a quota group changed"};
+      }
+    }
+  }
+  Options::on_end(policy, request);
+  return kOk;
+}
+
 }  // namespace detail
 
-/// Puts `policy` through random requests, pools, steps and candidates and checks laws 1 to 6.
+/// Puts `policy` through random requests, pools, steps and candidates and checks laws 1 to 8.
 template <Admission P>
 [[nodiscard]] Status check_admission_laws(P& policy, std::uint64_t seed) noexcept {
   SplitMix64 random(seed);
@@ -103,7 +147,11 @@ template <Admission P>
   VictimCandidate candidates[kMostVictims];
   for (int round = 0; round < 2000; ++round) {
     // Keys order a queue: total, and ties are left to the order of submission.
-    const AdmissionRequest request = detail::random_admission_request(random);
+    AdmissionRequest request = detail::random_admission_request(random);
+    if (const Status status = detail::check_life(policy, request, random); !status) {
+      return status;
+    }
+    request.was_admitted = true;  // no life of its own: nothing is booked for it
     const AdmissionKey key = policy.key(request);
     if (key != key || (key < key)) {  // NOLINT(misc-redundant-expression): irreflexive order
       return {Errc::InternalError, "law 1", round, 0, "a key does not equal itself"};
@@ -113,6 +161,7 @@ template <Admission P>
     need.known_tokens = random.between(1, 100'000);
     need.max_total_tokens = need.known_tokens + random.between(0, 10'000);
     need.cached_tokens = random.one_in(2) ? 0 : random.between(0, need.known_tokens - 1);
+    need.num_preemptions = random.one_in(2) ? 0 : static_cast<std::int32_t>(random.between(0, 100));
     need.num_running = static_cast<std::int32_t>(random.between(0, 256));
     need.pool.total_blocks = random.between(1, 1'000'000);
     need.pool.referenced_blocks = random.between(0, need.pool.total_blocks);

@@ -37,6 +37,7 @@ enum class WaitCause : std::uint8_t {
   InFlight,     ///< It stands in a plan that is not settled.
   Composition,  ///< The admission policy runs something else first.
   Paused,
+  Quota,  ///< The admission policy's own limit, such as a tenant's, is reached.
 };
 
 [[nodiscard]] constexpr const char* to_string(WaitCause cause) noexcept {
@@ -59,6 +60,8 @@ enum class WaitCause : std::uint8_t {
       return "composition";
     case WaitCause::Paused:
       return "paused";
+    case WaitCause::Quota:
+      return "quota";
   }
   return "unknown";
 }
@@ -87,6 +90,7 @@ struct SchedulerStats {
   std::uint64_t output_tokens = 0;          ///< Tokens delivered.
   std::uint64_t prefix_hit_tokens = 0;      ///< Prompt tokens served from the cache at admission.
   std::uint64_t prefix_query_tokens = 0;
+  std::uint64_t flight_records_lost = 0;  ///< The flight log had no room for them.
 };
 
 /// Why plan() returned no plan.

@@ -104,11 +104,12 @@ struct MicroBatch {
   std::int32_t last_token = 0;
 };
 
-/// Size that the step is padded to; zeros = not padded.
+/// Size that the step is padded to; zeros = not padded. A step of decodes alone is padded to a
+/// captured graph size, in lock-step the same one on all ranks.
 struct PaddedSize {
-  std::int64_t tokens = 0;
-  std::int32_t rows = 0;
-  std::int32_t context_per_row = 0;  ///< Every padded row is charged this context.
+  std::int64_t tokens = 0;           ///< Tokens of the largest rank, padded rows included.
+  std::int32_t rows = 0;             ///< Decoding rows that the step is charged with.
+  std::int32_t context_per_row = 0;  ///< Every padded row is charged this context; 0 = its own.
 };
 
 /// What one data-parallel rank tells the others before a plan is sealed.
@@ -142,6 +143,7 @@ struct StepPlan {
   std::int32_t num_samples = 0;  ///< Tokens wanted in total.
   std::int32_t num_prefill_chunks = 0;
   std::int32_t num_decode_chunks = 0;
+  bool is_sealed = true;  ///< Lock-step only: false until seal().
   bool is_dummy = false;  ///< Lock-step only: nothing of this rank, but it takes part.
 
   [[nodiscard]] std::int64_t num_tokens() const noexcept {
@@ -155,7 +157,9 @@ struct StepPlan {
   StepWork work = plan.work;
   if (plan.padded.rows > 0 && plan.num_decode_chunks > 0) {
     work.decode_rows = plan.padded.rows;
-    work.kv_tokens = static_cast<std::int64_t>(plan.padded.rows) * plan.padded.context_per_row;
+    if (plan.padded.context_per_row > 0) {
+      work.kv_tokens = static_cast<std::int64_t>(plan.padded.rows) * plan.padded.context_per_row;
+    }
   }
   return work;
 }

@@ -87,6 +87,7 @@ class StepResultBuffer {
     for (Outcome& outcome : outcomes_) {
       outcome = Outcome{};
     }
+    is_plain_ = true;
     begin_.clear();
     draft_begin_.clear();
     if (!is_overfull_) {
@@ -117,12 +118,14 @@ class StepResultBuffer {
         drafts_.push_back(token);
       }
     }
+    is_plain_ = is_plain_ && tokens.size() == 1;
     begin_.push_back(static_cast<std::int32_t>(tokens_.size()));
     draft_begin_.push_back(static_cast<std::int32_t>(drafts_.size()));
   }
   void set_outcome(std::size_t chunk, Outcome outcome) noexcept {
     if (chunk < outcomes_.size()) {
       outcomes_[chunk] = outcome;
+      is_plain_ = is_plain_ && outcome.kind == OutcomeKind::Ok;
     } else {
       is_overfull_ = true;
     }
@@ -134,9 +137,11 @@ class StepResultBuffer {
 
   [[nodiscard]] StepResult view() const noexcept {
     StepResult result;
-    result.outcomes = outcomes_.span();
-    result.token_begin = begin_.span();
     result.tokens = tokens_.span();
+    if (!is_plain_) {  // else the short form: everything ran, one token a sample
+      result.outcomes = outcomes_.span();
+      result.token_begin = begin_.span();
+    }
     if (!drafts_.empty()) {
       result.draft_begin = draft_begin_.span();
       result.drafts = drafts_.span();
@@ -156,6 +161,7 @@ class StepResultBuffer {
   std::span<const std::uint32_t> expert_counts_{};
   DurationNs measured_{};
   bool is_overfull_ = false;
+  bool is_plain_ = true;
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -16,8 +16,13 @@ inline constexpr std::size_t kMaxResources = 4;
 inline constexpr std::int32_t kMaxDrafts = 64;
 /// Most samples of one request.
 inline constexpr std::int32_t kMaxSamples = 64;
+/// Most data-parallel ranks.
+inline constexpr std::int32_t kMaxRanks = 4096;
 /// Most plans that may be in flight.
 inline constexpr std::int32_t kMaxPlansInFlight = 8;
+
+/// Smallest ring of the flight recorder, in bytes.
+inline constexpr std::int64_t kMinFlightLogBytes = 4096;
 
 /// Sizes are allocated once, at make(); they cost address space until used.
 struct SchedulerConfig {
@@ -30,6 +35,12 @@ struct SchedulerConfig {
   std::int64_t max_context_tokens = 0;
   /// Plans not yet settled; 1..kMaxPlansInFlight.
   std::int32_t max_plans_in_flight = 1;
+  /// Data-parallel ranks that step together; 1 = this scheduler is alone. With more, plan()
+  /// composes and seal() finishes the plan once the summaries of all ranks are known; a rank
+  /// without work takes part with a dummy plan.
+  std::int32_t num_ranks = 1;
+  /// Which of the ranks this is; 0..num_ranks - 1.
+  std::int32_t rank = 0;
   /// Most draft tokens a sequence may carry in one step; 0 = drafts are ignored; at most
   /// kMaxDrafts.
   std::int32_t max_draft_tokens = 0;
@@ -37,6 +48,15 @@ struct SchedulerConfig {
   std::int32_t max_retries = 2;
   /// Caps of the host's named resources (ResourceNeed::resource is the index); 0 = not offered.
   std::int64_t resource_caps[kMaxResources]{};
+  /// Ring of the flight recorder in bytes; 0 = off, else at least kMinFlightLogBytes. Drain it with
+  /// drain_log(); what finds no room is counted and marked in the log.
+  std::int64_t flight_log_bytes = 0;
+  /// Whether the flight log holds prompts and outputs (their digests, where a prompt was given as
+  /// digests). Without them it holds lengths only, and plans over a pool that shares prefixes
+  /// cannot be replayed.
+  bool flight_log_prompts = false;
+  /// Names the policies in the flight log, for whoever replays it; copied, at most 255 characters.
+  const char* flight_label = "";
 
   [[nodiscard]] constexpr Status validate() const noexcept {
     if (max_live_requests < 1 || max_live_requests > (std::int64_t{1} << 24)) {
@@ -55,6 +75,12 @@ struct SchedulerConfig {
       return {Errc::InvalidConfig, "max_plans_in_flight", max_plans_in_flight, kMaxPlansInFlight,
               "must be from 1 to 8"};
     }
+    if (num_ranks < 1 || num_ranks > kMaxRanks) {
+      return {Errc::InvalidConfig, "num_ranks", num_ranks, kMaxRanks, "must be from 1 to 4096"};
+    }
+    if (rank < 0 || rank >= num_ranks) {
+      return {Errc::InvalidConfig, "rank", rank, num_ranks - 1, "must be from 0 to num_ranks - 1"};
+    }
     if (max_draft_tokens < 0 || max_draft_tokens > kMaxDrafts) {
       return {Errc::InvalidConfig, "max_draft_tokens", max_draft_tokens, kMaxDrafts,
               "must be from 0 to 64"};
@@ -66,6 +92,14 @@ struct SchedulerConfig {
       if (cap < 0) {
         return {Errc::InvalidConfig, "resource_caps", cap, 0, "must not be negative"};
       }
+    }
+    if (flight_log_bytes != 0 &&
+        (flight_log_bytes < kMinFlightLogBytes || flight_log_bytes > (std::int64_t{1} << 40))) {
+      return {Errc::InvalidConfig, "flight_log_bytes", flight_log_bytes, kMinFlightLogBytes,
+              "must be 0 (off) or from 4096 to 2^40"};
+    }
+    if (flight_label == nullptr) {
+      return {Errc::InvalidConfig, "flight_label", 0, 0, "must not be a null pointer"};
     }
     return kOk;
   }

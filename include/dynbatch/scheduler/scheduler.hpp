@@ -22,6 +22,7 @@
 #include <dynbatch/scheduler/detail/core.hpp>
 #include <dynbatch/scheduler/detail/core_admit.hpp>
 #include <dynbatch/scheduler/detail/core_compose.hpp>
+#include <dynbatch/scheduler/detail/core_flight.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
 #include <dynbatch/scheduler/detail/core_report.hpp>
 #include <dynbatch/scheduler/detail/core_rows.hpp>
@@ -113,6 +114,19 @@ class Scheduler {
   /// abandoned.
   const StepPlan* plan(TimeNs now) noexcept { return core_->plan(now); }
 
+  /// Lock-step (Config::num_ranks > 1): what the other ranks need to know of this plan. Exchange
+  /// the summaries of all ranks, in rank order, and hand the same list to each rank's seal().
+  [[nodiscard]] RankSummary summary(const StepPlan& plan) const noexcept {
+    return core_->summary(plan);
+  }
+
+  /// Lock-step: finishes the newest plan: micro-batches and padding, which come out equal on all
+  /// ranks. padded.tokens == 0 means that no rank has work; settle the plan without executing it.
+  /// Before the seal only the plan's chunks, tokens and positions may be read. O(chunks + ranks).
+  Status seal(const StepPlan& plan, std::span<const RankSummary> summaries) noexcept {
+    return core_->seal(plan, summaries);
+  }
+
   /// Why the last plan() answered as it did.
   [[nodiscard]] PlanStatus status() const noexcept { return core_->status(); }
 
@@ -139,7 +153,17 @@ class Scheduler {
   }
 
   /// Forgets all cached prefixes; false (and nothing changes) while a request holds blocks.
-  bool clear_cache() noexcept { return core_->policies().pool.clear(); }
+  bool clear_cache() noexcept { return core_->clear_cache(); }
+
+  /// Moves the oldest bytes of the flight log (Config::flight_log_bytes) to `out` and returns how
+  /// many: a continuous stream, which the host appends to a file. 0 = drained. O(bytes).
+  std::size_t drain_log(std::span<std::byte> out) noexcept { return core_->drain_log(out); }
+
+  /// Submits a request of a flight log. As submit(), but a deadline that has passed is no reason to
+  /// refuse it, nor is close(): it had been accepted before. Driving thread.
+  Status resubmit(const Request& request) noexcept {
+    return core_->desk().submit(request, RequestDesk::Kind::Replayed);
+  }
 
   /// Allocates a result buffer that fits every plan of this scheduler.
   Status make_result(StepResultBuffer& buffer) const noexcept { return core_->make_result(buffer); }
@@ -159,6 +183,7 @@ class Scheduler {
  private:
   using Policies = detail::PolicySet<Sizer, Splitter, Balancer, Pool, Admission>;
   using Core = detail::SchedulerCore<Policies>;
+  using RequestDesk = detail::RequestDesk;
 
   explicit Scheduler(std::unique_ptr<Core> core) noexcept : core_(std::move(core)) {}
 

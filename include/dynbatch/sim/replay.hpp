@@ -82,6 +82,7 @@ class UnitReplay {
     while (num_ended_ < records_.size()) {
       submit_arrivals();
       const StepPlan* plan = scheduler_.plan(executor_.now());
+      drain_flight();
       if (plan == nullptr) {
         drain_events();
         if (num_ended_ < records_.size()) {
@@ -96,6 +97,7 @@ class UnitReplay {
       if (const Status s = scheduler_.commit(*plan, result_.view(), executor_.now()); !s) {
         return s;
       }
+      drain_flight();
       // Events carry their own times, and a token's are read off the executor: no need to hurry.
       constexpr std::int64_t kStepsPerPoll = 16;
       if (executor_.num_steps() % kStepsPerPoll == 0) {
@@ -189,6 +191,17 @@ class UnitReplay {
     }
   }
 
+  void drain_flight() {
+    if (config_.flight_sink == nullptr) {
+      return;
+    }
+    flight_.resize(std::size_t{1} << 16);
+    for (std::size_t n = 1; n > 0;) {
+      n = scheduler_.drain_log(flight_);
+      config_.flight_sink(config_.flight_context, std::span(flight_).first(n));
+    }
+  }
+
   void sample() {
     const PoolStats pool = scheduler_.pool_stats();
     const double used = pool.total_blocks > 0 ? static_cast<double>(pool.referenced_blocks) /
@@ -210,6 +223,7 @@ class UnitReplay {
   SimulatedExecutor<Cost> executor_;
   StepResultBuffer result_;
   std::vector<ContentDigest> digests_;
+  std::vector<std::byte> flight_;
   std::array<Event, 512> events_{};
   std::size_t next_ = 0;
   std::size_t num_ended_ = 0;

@@ -8,7 +8,9 @@
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/trace.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -32,6 +34,10 @@ struct ReplayConfig {
   void (*progress)(void* context,
                    double fraction) = nullptr;  ///< Called now and then; may be null.
   void* progress_context = nullptr;
+  /// Takes the run's flight log piece by piece (prompts' digests included); null = no recorder.
+  void (*flight_sink)(void* context, std::span<const std::byte> bytes) = nullptr;
+  void* flight_context = nullptr;
+  const char* flight_label = "";  ///< See SchedulerConfig; replay_policy() sets it to its policy.
 
   [[nodiscard]] DYNBATCH_API Status validate() const noexcept;
 };

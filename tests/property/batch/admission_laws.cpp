@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every choice of FcfsAdmission obeys the laws, directly and through the Any model.
+// Every shipped Admission obeys the laws, directly and through the Any model.
+#include <dynbatch/batch/earliest_deadline.hpp>
+#include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/prefix_affinity.hpp>
+#include <dynbatch/batch/priority_aging.hpp>
+#include <dynbatch/batch/shortest_first.hpp>
 #include <dynbatch/laws/admission.hpp>
 
 #include <catch2/catch.hpp>
@@ -48,6 +53,49 @@ TEST_CASE("first come first served obeys the laws in every configuration", "[bat
   CHECK(status.is_ok());
 }
 
+namespace {
+
+template <class Model>
+void check_model(const char* name, Model model, std::uint64_t seed) {
+  INFO(name << ", seed " << seed);
+  Status status = check_admission_laws(model, seed);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+  AnyAdmission any(model);
+  status = check_admission_laws(any, seed + 1);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+}
+
+}  // namespace
+
+TEST_CASE("every order obeys the laws under random rules", "[batch]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, 8)));
+  SplitMix64 random(seed);
+  AdmissionRules rules;
+  rules.compose = static_cast<Compose>(random.between(0, 3));
+  rules.reserve = static_cast<Reserve>(random.between(0, 3));
+  rules.reserve_tokens = random.between(1, 10'000);
+  rules.split_prompts = random.one_in(2);
+  rules.watermark_permille = static_cast<std::int32_t>(random.between(0, 999));
+  rules.requeue_blocks = static_cast<std::int32_t>(random.between(0, 1'000'000));
+  rules.max_preemptions = static_cast<std::int32_t>(random.between(1, 4));
+  check_model("priority",
+              PriorityAging(PriorityAging::Config{.rules = rules,
+                                                  .aging = {random.between(1, 1'000'000'000)},
+                                                  .displace = random.one_in(2)}),
+              seed);
+  check_model("deadline", EarliestDeadline(EarliestDeadline::Config{.rules = rules}), seed);
+  check_model("shortest", ShortestFirst(ShortestFirst::Config{.rules = rules}), seed);
+  check_model("affinity", PrefixAffinity(PrefixAffinity::Config{.rules = rules}), seed);
+  FairShare::Config fair;
+  fair.rules = rules;
+  fair.other = {.max_running_sequences = 1, .max_running_tokens = random.between(1, 60'000)};
+  fair.shares[0] = {.tenant = 3, .weight = 9};
+  fair.num_shares = 1;
+  check_model("fair share", FairShare(fair), seed);
+}
+
 TEST_CASE("the laws find an admission that breaks them", "[batch]") {
   struct Greedy : FcfsAdmission {
     Reservation need(const NeedInput& in) const noexcept { return {in.max_total_tokens + 1, 0, 0}; }
@@ -68,6 +116,16 @@ TEST_CASE("the laws find an admission that breaks them", "[batch]") {
   struct Nobody : FcfsAdmission {
     std::int32_t victim(const VictimList&) const noexcept { return -1; }
   };
+  struct Shut : FcfsAdmission {
+    bool may_admit(const AdmissionRequest&) const noexcept { return false; }
+  };
+  struct Rude : FcfsAdmission {
+    bool displaces(const AdmissionRequest&, const AdmissionRequest&) const noexcept { return true; }
+  };
+  Shut shut;
+  CHECK(std::string(check_admission_laws(shut, 1).field) == "law 7");
+  Rude rude;
+  CHECK(std::string(check_admission_laws(rude, 1).field) == "law 8");
   Greedy greedy;
   CHECK(std::string(check_admission_laws(greedy, 1).field) == "law 2");
   Closed closed;

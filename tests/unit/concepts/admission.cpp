@@ -65,6 +65,53 @@ TEST_CASE("a view of an admission passes every call on to the model", "[concepts
   CHECK_FALSE(any.splits_prompts());
 }
 
+TEST_CASE("a view has the optional members, the model's or what holds without them", "[concepts]") {
+  MinimalAdmission plain(0);
+  AnyAdmission any(plain);
+  AdmissionRequest request;
+  CHECK_FALSE(any.wants_cached_tokens());
+  CHECK(any.may_admit(request));
+  CHECK(any.can_ever_admit(request));
+  CHECK(any.quota_group(request) == 0);
+  CHECK_FALSE(any.displaces(request, request));
+  any.on_admit(request);
+  any.on_leave(request);
+  any.on_end(request);
+
+  struct Full : MinimalAdmission {
+    using MinimalAdmission::MinimalAdmission;
+    bool wants_cached_tokens() const noexcept { return true; }
+    bool may_admit(const AdmissionRequest& r) const noexcept { return r.priority > 0; }
+    bool can_ever_admit(const AdmissionRequest& r) const noexcept { return r.priority > 1; }
+    std::int32_t quota_group(const AdmissionRequest& r) const noexcept { return r.priority; }
+    bool displaces(const AdmissionRequest& waiting,
+                   const AdmissionRequest& running) const noexcept {
+      return waiting.priority < running.priority;
+    }
+    void on_admit(const AdmissionRequest&) noexcept { calls += 1; }
+    void on_leave(const AdmissionRequest&) noexcept { calls += 10; }
+    void on_end(const AdmissionRequest&) noexcept { calls += 100; }
+    int calls = 0;
+  };
+  static_assert(check_admission<Full>());
+  Full full(0);
+  AnyAdmission view(full);
+  CHECK(view.wants_cached_tokens());
+  CHECK_FALSE(view.may_admit(request));
+  CHECK_FALSE(view.can_ever_admit(request));
+  AdmissionRequest other;
+  other.priority = 2;
+  CHECK(view.may_admit(other));
+  CHECK(view.can_ever_admit(other));
+  CHECK(view.quota_group(other) == 2);
+  CHECK(view.displaces(request, other));
+  CHECK_FALSE(view.displaces(other, request));
+  view.on_admit(request);
+  view.on_leave(request);
+  view.on_end(request);
+  CHECK(full.calls == 111);
+}
+
 TEST_CASE("keys order by their first part, then by their second", "[concepts]") {
   CHECK(AdmissionKey{1, 5} < AdmissionKey{2, 0});
   CHECK(AdmissionKey{1, 5} < AdmissionKey{1, 6});

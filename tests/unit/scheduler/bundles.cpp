@@ -117,6 +117,67 @@ TEST_CASE("options reach the policies that are made", "[scheduler]") {
   CHECK(ours.make_admission().max_bypass() == 2);
 }
 
+TEST_CASE("the rules of other engines reach the policies that are made", "[scheduler]") {
+  const auto orca = configured<OrcaBundle>("orca").make_admission().config();
+  CHECK(orca.compose == FcfsAdmission::Compose::PrefillFirst);
+  CHECK(orca.reserve == FcfsAdmission::Reserve::NoEvict);
+  CHECK(orca.max_bypass == 0);
+  CHECK(configured<OrcaBundle>("orca").make_sizer().config().budget == 8192);
+  const auto fixed = configured<OrcaBundle>("orca:reserve=8192:mixed").make_admission().config();
+  CHECK(fixed.compose == FcfsAdmission::Compose::DecodeFirst);
+  CHECK(fixed.reserve == FcfsAdmission::Reserve::Fixed);
+  CHECK(fixed.reserve_tokens == 8192);
+  CHECK(configured<OrcaBundle>("orca:mixed=0").admission.compose ==
+        FcfsAdmission::Compose::PrefillFirst);
+
+  const auto first = configured<PrefillFirstBundle>("prefill_first:budget=4096:split=0");
+  CHECK(first.make_sizer().config().budget == 4096);
+  CHECK(first.make_admission().config().compose == FcfsAdmission::Compose::PrefillFirst);
+  CHECK(first.make_admission().config().watermark_permille == 10);
+  CHECK_FALSE(first.make_admission().splits_prompts());
+
+  const auto no_evict = configured<NoEvictBundle>("no_evict:max_seqs=32");
+  CHECK(no_evict.make_sizer().config().max_sequences == 32);
+  CHECK(no_evict.make_admission().config().reserve == FcfsAdmission::Reserve::NoEvict);
+  CHECK_FALSE(no_evict.make_admission().splits_prompts());
+  const auto max_util = configured<MaxUtilBundle>("max_util:chunked").make_admission().config();
+  CHECK(max_util.reserve == FcfsAdmission::Reserve::FirstChunk);
+  CHECK(max_util.split_prompts);
+  CHECK(max_util.chunk_unit == 0);
+}
+
+TEST_CASE("every name of the list is known, and named in the answer to an unknown one",
+          "[scheduler]") {
+  std::string names = kBundleNames;
+  const std::string answer = visit_first("vllm2").status.text;
+  CHECK(answer.find(names) != std::string::npos);
+  for (std::size_t at = names.find(' '); at != std::string::npos; at = names.find(' ')) {
+    names.erase(at, 1);
+  }
+  CHECK(specs_of(names).size() == 7);
+  for (const PolicySpec& spec : specs_of(names)) {
+    INFO(std::string(spec.name));
+    CHECK(with_bundle(spec, [&](const auto& bundle) {
+      CHECK(spec.name == bundle.kName);
+      return bundle.validate();
+    }));
+  }
+}
+
+TEST_CASE("only flags may stand without a value", "[scheduler]") {
+  CHECK(visit_first("orca:mixed").status.is_ok());
+  CHECK(std::string(visit_first("orca:reserve").status.field) == "option");
+  CHECK(visit_first("orca:reserve").status.value == 5);
+  CHECK(std::string(visit_first("chunked:mixed").status.field) == "option");
+  CHECK(std::string(visit_first("orca:mixed=2").status.field) == "mixed");
+  CHECK(std::string(visit_first("orca:reserve=0").status.field) == "reserve");
+  for (const char* name : {"orca", "prefill_first", "no_evict", "max_util"}) {
+    const Outcome out = visit_first(std::string(name) + ":colour=3");
+    CHECK(std::string(out.status.field) == "option");
+    CHECK(std::string(out.status.text).find(name) != std::string::npos);
+  }
+}
+
 TEST_CASE("default bundles are valid", "[scheduler]") {
   CHECK(StaticBundle{}.validate());
   CHECK(ChunkedBundle{}.validate());

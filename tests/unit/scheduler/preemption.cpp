@@ -133,3 +133,16 @@ TEST_CASE("Two half loaded prompts do not wait for each other") {
   CHECK(run_dry(s));
   CHECK(s.stats().finished == 2);
 }
+
+TEST_CASE("What did not fit beside others is looked at again when nothing runs") {
+  SmallOptions o;
+  o.blocks = 10;
+  o.admission.watermark_permille = 200;  // two blocks stay free while anything runs
+  SmallScheduler s = make_small(o);
+  REQUIRE(submit(s, 1, 16, 4));
+  step(s);
+  REQUIRE(submit(s, 2, 144, 4));  // nine blocks, and two that must stay free
+  CHECK(step(s) == Scheduled{{1, 1}});
+  CHECK(run_dry(s, TimeNs{}, 50));
+  CHECK(s.stats().finished == 2);
+}

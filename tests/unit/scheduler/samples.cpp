@@ -3,9 +3,9 @@
 /// Several samples of one request, and drafted tokens.
 #include <dynbatch/kv/null_pool.hpp>
 
-#include <catch2/catch.hpp>
-
 #include "small_host.hpp"
+
+#include <catch2/catch.hpp>
 
 using namespace dynbatch;
 using namespace dynbatch::test;
@@ -113,7 +113,8 @@ TEST_CASE("A sample may stop while others go on, cancel ends all of them") {
   r.request.stop_tokens = stop;
   REQUIRE(s.submit(r.view()));
   const StepPlan* plan = s.plan(TimeNs{});
-  REQUIRE(settle_with(s, *plan, {99, 5}));  // the first sample stops at once: its row lent the prompt
+  REQUIRE(
+      settle_with(s, *plan, {99, 5}));  // the first sample stops at once: its row lent the prompt
   CHECK(s.stats().running == 1);
   CHECK(s.stats().live == 1);
   CHECK(step(s) == Scheduled{{1, 1}});
@@ -213,11 +214,11 @@ TEST_CASE("Drafts never lead beyond the end, the budget or the blocks there are"
     for (const Chunk& c : plan->chunks) {
       CHECK(c.context_length <= (c.request.value == 1 ? 33 : 12));
       if (c.num_samples > 0) {
-        result.add_sample(c.num_tokens > 1 && c.kind == ChunkKind::Decode
-                              ? std::span<const Token>(drafts).first(
-                                    static_cast<std::size_t>(c.num_tokens))
-                              : std::span<const Token>(one),
-                          drafts);
+        result.add_sample(
+            c.num_tokens > 1 && c.kind == ChunkKind::Decode
+                ? std::span<const Token>(drafts).first(static_cast<std::size_t>(c.num_tokens))
+                : std::span<const Token>(one),
+            drafts);
       }
     }
     REQUIRE(s.commit(*plan, result.view(), TimeNs{}));

@@ -105,7 +105,7 @@ TEST_CASE("help goes to the output with examples and ends with success", "[tool]
   for (const char* flag :
        {"--trace", "--format", "--policy", "--cost", "--kv-tokens", "--max-seqs", "--max-new",
         "--units", "--requests", "--offline", "--rate-scale", "--start", "--end", "--slo",
-        "--find-capacity", "--seed", "--json", "--csv"}) {
+        "--find-capacity", "--seed", "--json", "--csv", "--record"}) {
     CHECK(contains(replay.out, flag));
   }
 }
@@ -163,7 +163,15 @@ TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
       {"replay", "--policy", "chunked:budget=x"},
       {"replay", "--policy", "chunked,,static"},
       {"replay", "--policy", ""},
-      {"replay", "--seed", "-1"}};
+      {"replay", "--seed", "-1"},
+      {"replay", "--record", "f"},
+      {"replay", "--record", "f", "--policy", "dynbatch", "--units", "2"},
+      {"replay", "--record", "f", "--policy", "dynbatch", "--slo", "ttft:1", "--find-capacity",
+       "0.9"},
+      {"explain"},
+      {"explain", "f", "--request"},
+      {"explain", "f", "--request", "x"},
+      {"explain", "f", "--nonsense"}};
   for (const auto& args : cases) {
     std::string line;
     for (const std::string& arg : args) {
@@ -458,4 +466,100 @@ TEST_CASE("a report that can't be written is a failure", "[tool]") {
   const Outcome o = run({"replay", "--requests", "5", "--json", "no/such/folder/out.json"});
   CHECK(o.code == 1);
   CHECK(contains(o.err, "cannot write 'no/such/folder/out.json'"));
+}
+
+TEST_CASE("a recorded run is explained and replays to equal plans, for each bundle", "[tool]") {
+  const Folder folder;
+  const std::string log = folder.file("run.flight");
+  for (const char* policy :
+       {"static:batch=4", "chunked:budget=256", "dynbatch:alpha=0.9", "orca:reserve=8192",
+        "prefill_first:budget=512", "no_evict", "max_util"}) {
+    INFO(policy);
+    const std::vector<std::string> common{"replay",       "--requests", "60",
+                                          "--rate-scale", "8",          "--kv-tokens",
+                                          "20000",        "--policy",   policy};
+    std::vector<std::string> recorded = common;
+    recorded.insert(recorded.end(), {"--record", log});
+    const Outcome replay = run(recorded);
+    REQUIRE(replay.code == 0);
+    // The recorder changes nothing.
+    CHECK(replay.out == run(common).out);
+
+    const Outcome summary = run({"explain", log});
+    CHECK(summary.code == 0);
+    CHECK(summary.err.empty());
+    for (const char* text : {"requests: 60 taken in, 60 finished", "what requests waited for",
+                             "order: behind requests", "longest in the queue", policy}) {
+      INFO(text);
+      CHECK(contains(summary.out, text));
+    }
+    const Outcome verified = run({"explain", log, "--verify"});
+    CHECK(verified.code == 0);
+    CHECK(contains(verified.out, "plans came out equal"));
+    CHECK_FALSE(contains(verified.out, "flight log of"));
+
+    const Outcome story = run({"explain", log, "--request", "59"});
+    CHECK(story.code == 0);
+    for (const char* text :
+         {"request 59: ", "taken in, ", "waited ", " x order: ", "admitted by plan ",
+          "from the cache", " from position 0", ", the last ones", "first token, ",
+          "finished (stopped by the host)"}) {
+      INFO(text);
+      CHECK(contains(story.out, text));
+    }
+    CHECK(story.out.find("taken in") < story.out.find("waited"));
+    CHECK(story.out.find("waited") < story.out.find("admitted"));
+    CHECK(story.out.find("admitted") < story.out.find("first token"));
+  }
+  // A preempted request says so, and waits for memory.
+  REQUIRE(run({"replay", "--requests", "100", "--offline", "--kv-tokens", "12000", "--policy",
+               "chunked:budget=512", "--record", log})
+              .code == 0);
+  bool is_found = false;
+  for (int id = 0; id < 100 && !is_found; ++id) {
+    const Outcome story = run({"explain", log, "--request", std::to_string(id)});
+    is_found = contains(story.out, "preempted by plan") && contains(story.out, "memory: not");
+  }
+  CHECK(is_found);
+}
+
+TEST_CASE("a bad flight log ends with 3 and says what is wrong", "[tool]") {
+  const Folder folder;
+  const std::string log = folder.file("run.flight");
+  REQUIRE(run({"replay", "--requests", "5", "--policy", "dynbatch", "--record", log}).code == 0);
+  const std::string bytes = read(log);
+  const auto check = [&](const std::string& content, const std::vector<std::string>& more, int code,
+                         const char* text) {
+    std::vector<std::string> args{"explain", folder.write("bad.flight", content)};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome o = run(args);
+    INFO(o.err);
+    CHECK(o.code == code);
+    CHECK(contains(o.err, text));
+    return o;
+  };
+  CHECK(run({"explain", folder.file("absent.flight")}).code == 3);
+  check("", {}, 3, "not a flight log");
+  check(kTrace, {}, 3, "not a flight log");
+  std::string other = bytes;
+  other[16] = 9;
+  check(other, {}, 3, "unknown version");
+  check(bytes, {"--request", "99"}, 3, "no request 99");
+  // The log of a host that is still running, or isn't any more.
+  const Outcome cut = check(bytes.substr(0, bytes.size() - 5), {}, 0, "truncated at byte");
+  CHECK(contains(cut.out, "requests: 5 taken in"));
+  check(bytes.substr(0, bytes.size() - 5), {"--verify"}, 3, "came out equal, then: truncated");
+  other = bytes;
+  for (std::size_t i = bytes.size() / 2; i < bytes.size(); ++i) {
+    other[i] = 77;
+  }
+  check(other, {}, 3, "corrupt at byte");
+  // Another policy's name: the plans differ, which is no fault of the log.
+  other = bytes;
+  const std::size_t label = other.find("dynbatch");
+  REQUIRE(label != std::string::npos);
+  other.replace(label, 8, "chunked:");
+  check(other, {"--verify"}, 3, "can't be replayed with policy 'chunked:'");
+  other.replace(label, 8, "static\0\0", 8);
+  check(other, {"--verify"}, 3, "unknown policy");
 }

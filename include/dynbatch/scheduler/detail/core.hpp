@@ -2,8 +2,8 @@
 #pragma once
 /// \file
 /// State and operations behind Scheduler. Members are defined by topic in
-/// core_{intake,compose,settle, report}.hpp; all of them run on the driving thread unless they say
-/// otherwise.
+/// core_{intake,compose,settle,report,flight}.hpp; all of them run on the driving thread unless
+/// they say otherwise.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -17,6 +17,7 @@
 #include <dynbatch/concepts/micro_batch_splitter.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/event.hpp>
+#include <dynbatch/model/plan_digest.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_plan.hpp>
@@ -27,6 +28,8 @@
 #include <dynbatch/scheduler/detail/records.hpp>
 #include <dynbatch/scheduler/detail/request_desk.hpp>
 #include <dynbatch/scheduler/detail/slot_heap.hpp>
+#include <dynbatch/scheduler/flight_record.hpp>
+#include <dynbatch/scheduler/flight_recorder.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -67,10 +70,20 @@ class SchedulerCore {
   [[nodiscard]] SchedulerStats stats() const noexcept;
 
   // Driving thread.
-  const StepPlan* plan(TimeNs now) noexcept;
+  const StepPlan* plan(TimeNs now) noexcept {
+    const StepPlan* plan = next_plan(now);
+    if (flight_.is_on()) {
+      record_plan(plan);
+    }
+    return plan;
+  }
+  [[nodiscard]] RankSummary summary(const StepPlan& plan) const noexcept;
+  Status seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept;
   Status commit(const StepPlan& plan, const StepResult& result, TimeNs now) noexcept;
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
+  bool clear_cache() noexcept;
+  std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
   [[nodiscard]] const Capabilities& capabilities() const noexcept { return caps_; }
   Policies& policies() noexcept { return policies_; }
@@ -85,6 +98,8 @@ class SchedulerCore {
   }
 
  private:
+  using AdmissionOptions = OptionalAdmission<decltype(Policies::admission)>;
+
   /// What one step may still take.
   struct Budget {
     std::int64_t tokens = 0;
@@ -102,6 +117,7 @@ class SchedulerCore {
   void expire(TimeNs now) noexcept;
   void enqueue(std::uint32_t slot) noexcept;
   void dequeue(std::uint32_t slot) noexcept;
+  void push_waiting(std::uint32_t slot) noexcept;
   void set_deadline(std::uint32_t slot) noexcept;
   void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
                    TimeNs now) noexcept;
@@ -122,10 +138,12 @@ class SchedulerCore {
   void hold_blocks(RowState& r, std::int64_t blocks) noexcept;
   [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept;
   [[nodiscard]] AdmissionRequest admission_view(std::uint32_t slot) const noexcept;
+  [[nodiscard]] std::int32_t choose_victim() const noexcept;
 
   // core_compose.hpp
+  const StepPlan* next_plan(TimeNs now) noexcept;
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
-  void compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept;
+  void compose(PlanRecord& record, const BatchLimits& limits) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
   bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
                             Budget& budget) noexcept;
@@ -142,9 +160,20 @@ class SchedulerCore {
                                     static_cast<std::size_t>(begin[sample + 1] - begin[sample]));
     }
   };
-  enum class Admit : std::uint8_t { Done, Blocked, BudgetSpent };
+  enum class Admit : std::uint8_t { Done, Blocked, Parked, BudgetSpent };
   Admit try_admit(PlanRecord& record, std::uint32_t slot, const BatchLimits& limits, Budget& budget,
                   WaitCause& cause) noexcept;
+  [[nodiscard]] bool has_place(const BatchLimits& limits) const noexcept {
+    return static_cast<std::int32_t>(free_rows_.size()) > reserved_rows_ &&
+           num_running_ + reserved_rows_ < limits.max_decode_sequences;
+  }
+  [[nodiscard]] bool may_displace(std::uint32_t slot) const noexcept;
+  void displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
+                Budget& budget) noexcept;
+  [[nodiscard]] bool parks(std::uint32_t slot) noexcept;
+  void unpark(std::uint32_t slot) noexcept;
+  void wake(std::int32_t group) noexcept;
+  void wake_all() noexcept;
   [[nodiscard]] bool waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept;
   [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b,
                                   std::int64_t tokens) const noexcept;
@@ -170,6 +199,9 @@ class SchedulerCore {
       first_cause_ = cause;
       first_blocked_ = desk_[slot].id;
     }
+    if (flight_.is_on()) {
+      note_wait(slot, cause);
+    }
   }
   void append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens,
                       Budget& budget) noexcept;
@@ -181,7 +213,9 @@ class SchedulerCore {
   void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
   void emit_deltas(PlanRecord& record, std::int32_t row) noexcept;
   void drop_planned_chunks(PlanRecord& record) noexcept;
-  void seal(PlanRecord& record, const Composition& composition, TimeNs now) noexcept;
+  void show_chunks(PlanRecord& record, TimeNs now) noexcept;
+  [[nodiscard]] std::int32_t graph_size(std::int32_t rows) const noexcept;
+  void seal(PlanRecord& record, std::span<const RankSummary> ranks) noexcept;
   void explain_empty(TimeNs now) noexcept;
   [[nodiscard]] std::int64_t spare_blocks() const noexcept {
     return policies_.pool.stats().available_blocks() - held_blocks_;
@@ -200,6 +234,8 @@ class SchedulerCore {
   void settle_drafted(const Chunk& chunk, std::span<const Token> tokens, TimeNs now,
                       StepFeedback& feedback) noexcept;
   void take_drafts(const PlanRecord& record, const StepResult& result) noexcept;
+  void lend(std::int32_t source, std::int32_t target, const BlockCopy& copy,
+            std::int32_t tokens) noexcept;
   void fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
                    StepFeedback& feedback) noexcept;
   void append_output(RowState& r, Token token, TimeNs now) noexcept;
@@ -217,6 +253,8 @@ class SchedulerCore {
                   bool is_fatal, TimeNs now) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
+  void drop_fork(const ForkCopy& fork) noexcept;
+  void prune_forks() noexcept;
 
   // core_report.hpp
   void push_dirty(std::uint32_t slot) noexcept;
@@ -226,6 +264,25 @@ class SchedulerCore {
   bool report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out,
                      std::size_t& n) noexcept;
   [[nodiscard]] Event event_of(std::uint32_t slot, EventKind kind, TimeNs time) const noexcept;
+
+  // core_flight.hpp; only while the recorder is on.
+  [[nodiscard]] Status start_recorder(std::span<const GroupSpec> groups) noexcept;
+  void record_request(std::uint32_t slot, bool was_cancelled, TimeNs now) noexcept;
+  void record_cancel(std::uint32_t slot, bool is_in_poll, TimeNs now) noexcept;
+  void record_plan(const StepPlan* plan) noexcept;
+  void record_seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept;
+  void record_commit(const StepPlan& plan, const StepResult& result, bool is_plain,
+                     TimeNs now) noexcept;
+  void record_tokens(const StepPlan& plan, const StepResult& result) noexcept;
+  void record_admitted(std::uint32_t slot, std::int64_t known, std::int64_t hit) noexcept;
+  void record_preempted(const RowState& r) noexcept;
+  void record_undone(const RowState& r, bool is_charged, bool is_reader) noexcept;
+  void record_ended(const RequestRecord& root) noexcept;
+  void note_wait(std::uint32_t slot, WaitCause cause) noexcept;
+  void note_head(bool is_preempted) noexcept;
+  [[nodiscard]] std::uint64_t flight_digest(const StepPlan& plan) const noexcept {
+    return config_.flight_log_prompts ? plan_digest(plan) : decision_digest(plan);
+  }
 
   PlanRecord& in_flight_plan(std::int32_t i) noexcept {
     return plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)];
@@ -242,6 +299,7 @@ class SchedulerCore {
   std::int32_t block_shift_ = -1;  // log2(block_size_) where it is a power of two
   GroupSpec group_{};
   bool shares_prefixes_ = false;
+  FixedVector<std::int32_t> graph_sizes_;  // ascending
 
   // Requests.
   SlotHeap waiting_;
@@ -251,10 +309,22 @@ class SchedulerCore {
   FixedVector<std::uint32_t> dirty_;  // ring of slots with events
   std::size_t dirty_head_ = 0;
   std::size_t dirty_count_ = 0;
+  std::size_t dirty_mask_ = 0;
   FixedVector<std::uint32_t> delivered_;  // terminal event handed out, slot not yet free
   std::uint64_t next_order_ = 1;
   std::int64_t waiting_tokens_ = 0;
   std::int64_t resource_use_[kMaxResources]{};
+  // Requests that wait for their quota, a list for each group; they stand in no heap.
+  struct ParkedList {
+    std::uint32_t first = kNoSlot;
+    std::uint32_t last = kNoSlot;
+  };
+  Buffer<ParkedList> parked_;
+  std::size_t num_parked_ = 0;
+  // Who was last found to outrank nobody, and how many had been admitted by then.
+  std::uint64_t num_admitted_ = 0;
+  std::uint64_t outranks_nobody_since_ = 0;
+  std::uint32_t outranks_nobody_ = kNoSlot;
 
   // Rows.
   Buffer<RowState> rows_;
@@ -294,9 +364,20 @@ class SchedulerCore {
   /// A request that does not fit is matched against the prefix cache again after so many plans.
   static constexpr std::uint64_t kRetryPlans = 64;
   FixedVector<PassedOver> passed_over_;
-  FixedVector<ForkCopy> fork_copies_;  // of forks since the last plan
-  Buffer<Token> drafts_;               // [max_sequences, max_draft_tokens]
+  FixedVector<ForkCopy> fork_copies_;     // of forks since the last plan
+  Buffer<Token> drafts_;                  // [max_sequences, max_draft_tokens]
+  FixedVector<std::int32_t> candidates_;  // rows that might give way, from the last admitted on
   std::atomic<int> pause_{0};
+  int pause_seen_ = 0;  // what the plan() under way has read, once
+  bool closed_seen_ = false;
+
+  // Flight recorder.
+  FlightRecorder flight_;
+  FixedVector<FlightWait> flight_waits_;  // of the plan under construction
+  BatchLimits flight_limits_{};           // that its sizer gave; max_tokens 0 = not asked
+  std::uint64_t flight_mark_ = 0;         // records at the end of the last one of a plan()
+  FlightPlan flight_last_{};              // of a call without a plan: repetitions are left out
+  std::uint64_t flight_cost_ = 0;         // version of the step cost that is in the log
 
   struct Counters {
     Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight,

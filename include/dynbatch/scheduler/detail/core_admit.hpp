@@ -12,9 +12,14 @@ namespace detail {
 template <class P>
 void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
                              Budget& budget) noexcept {
-  if (pause_.load(std::memory_order_acquire) != 0) {
-    note_blocked(waiting_.top(), WaitCause::Paused);
+  if (pause_seen_ != 0) {
+    if (!waiting_.empty()) {
+      note_blocked(waiting_.top(), WaitCause::Paused);
+    }
     return;
+  }
+  if (num_running_ == 0 && num_parked_ > 0) {
+    wake_all();
   }
   while (!waiting_.empty() && !budget.preempted) {
     const std::uint32_t slot = waiting_.top();
@@ -34,6 +39,9 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
       continue;
     }
     note_blocked(slot, cause);
+    if (outcome == Admit::Parked) {
+      continue;
+    }
     const bool counts = cause != WaitCause::Dependency;
     if (outcome == Admit::BudgetSpent || passed_over_.size() == kLookahead ||
         (counts && desk_[slot].bypassed >= policies_.admission.max_bypass())) {
@@ -46,7 +54,7 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
     waiting_.push(passed.slot, passed.key);
   }
   passed_over_.clear();
-  counters_.waiting.set(waiting_.size());
+  counters_.waiting.set(waiting_.size() + num_parked_);
 }
 
 template <class P>
@@ -56,17 +64,18 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
                                                              Budget& budget,
                                                              WaitCause& cause) noexcept {
   RequestRecord& record = desk_[slot];
-  const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
+  std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
   // All samples of a request start together: their rows are kept from the first chunk on.
   const std::int32_t rows = record.sample == 0 && !record.is_forked ? record.num_samples : 1;
-  const auto free_rows = static_cast<std::int32_t>(free_rows_.size()) - reserved_rows_;
-  if (free_rows < 1 || num_running_ + reserved_rows_ >= limits.max_decode_sequences ||
+  const bool needs_place = !has_place(limits);
+  if ((needs_place && (rows > 1 || !may_displace(slot))) ||
       budget.prefill_chunks >= limits.max_prefill_sequences) {
     cause = WaitCause::Sequences;
     return Admit::BudgetSpent;
   }
-  if (free_rows < rows ||
-      (num_running_ > 0 && num_running_ + reserved_rows_ + rows > limits.max_decode_sequences)) {
+  const auto free_rows = static_cast<std::int32_t>(free_rows_.size()) - reserved_rows_;
+  if (rows > 1 && (free_rows < rows || (num_running_ > 0 && num_running_ + reserved_rows_ + rows >
+                                                                limits.max_decode_sequences))) {
     cause = WaitCause::Sequences;
     return Admit::Blocked;
   }
@@ -76,9 +85,15 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   }
   for (std::uint8_t i = 0; i < record.num_needs; ++i) {
     const ResourceNeed& need = record.needs[i];
-    if (resource_use_[need.resource] + need.amount > config_.resource_caps[need.resource]) {
+    if (need.amount > config_.resource_caps[need.resource] - resource_use_[need.resource]) {
       cause = WaitCause::Resource;
       return Admit::Blocked;
+    }
+  }
+  if constexpr (AdmissionOptions::kHasMayAdmit) {
+    if (parks(slot)) {
+      cause = WaitCause::Quota;
+      return Admit::Parked;
     }
   }
   // Cheap answers first: a blocked request must not cost a look-up in every step.
@@ -91,9 +106,18 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     }
     record.waits_row = -1;
   }
-  const std::int64_t spare =
-      block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
-  if (record.retry_need > spare && next_plan_ < record.retry_plan) {
+  std::int64_t spare = block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
+  if (needs_place) {
+    displace(plan_record, slot, spare, budget);
+    if (!has_place(limits)) {
+      cause = WaitCause::Sequences;
+      return Admit::BudgetSpent;
+    }
+    spare = block_size_ > 0 ? spare_blocks() : spare;
+    left = min_of(budget.tokens, budget.prefill_tokens);
+  }
+  // What was missing beside others is not what is missing alone: an idle scheduler looks again.
+  if (num_running_ > 0 && record.retry_need > spare && next_plan_ < record.retry_plan) {
     cause = WaitCause::Memory;
     return Admit::Blocked;
   }
@@ -116,11 +140,14 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
        .max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_),
        .cached_tokens = match.num_tokens,
        .num_running = num_running_,
-       .pool = policies_.pool.stats()});
+       .pool = policies_.pool.stats(),
+       .num_preemptions = record.preemptions});
   const std::int64_t required =
       blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
-  const std::int64_t headroom =
-      num_running_ > 0 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0;
+  const std::int64_t headroom = num_running_ > 0
+                                    ? clamp_to<std::int64_t>(reservation.headroom_blocks, 0,
+                                                             policies_.pool.stats().total_blocks)
+                                    : 0;
   // Idle cached blocks count as available until they are taken: taking them costs as much as new
   // ones.
   std::int64_t fork_blocks =
@@ -128,7 +155,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
   if (num_running_ == 0) {
     // Nobody would make room later: samples that find no block then compute the prompt themselves.
-    fork_blocks = clamp_to<std::int64_t>(spare - own, 0, fork_blocks);
+    // The prompt itself comes first, whatever the policy asked to have at once.
+    const std::int64_t whole = blocks_for(known) - match.num_blocks + match.idle_blocks;
+    fork_blocks = clamp_to<std::int64_t>(spare - max_of(own, whole), 0, fork_blocks);
   }
   const std::int64_t cost = own + fork_blocks;
   if (block_size_ > 0 && cost > spare) {
@@ -171,6 +200,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   }
 
   dequeue(slot);
+  ++num_admitted_;
+  if constexpr (AdmissionOptions::kHasOnAdmit) {
+    AdmissionOptions::on_admit(policies_.admission, admission_view(slot));
+  }
   const std::int32_t row = take_row(slot);
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (match.num_tokens > 0) {
@@ -194,7 +227,134 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
   append_prefill(plan_record, row, static_cast<std::int32_t>(n), budget);
   hold_blocks(r, max_of<std::int64_t>(held - blocks_for(r.table_tokens), 0));
+  if (flight_.is_on()) {
+    record_admitted(slot, known, match.num_tokens);
+  }
+  if constexpr (AdmissionOptions::kHasMayAdmit) {
+    record.is_woken = false;
+    wake(AdmissionOptions::quota_group(policies_.admission, admission_view(slot)));
+  }
   return Admit::Done;
+}
+
+/// Whether the request, found at the head of the queue with all places taken, outranks somebody
+/// who runs. Looked up once for each head and admission: ranks don't change meanwhile.
+template <class P>
+bool SchedulerCore<P>::may_displace(std::uint32_t slot) const noexcept {
+  if constexpr (AdmissionOptions::kHasDisplaces) {
+    // A place that is on its way serves the head as well.
+    return passed_over_.empty() && num_draining_ == 0 &&
+           !(outranks_nobody_ == slot && outranks_nobody_since_ == num_admitted_);
+  } else {
+    static_cast<void>(slot);
+    return false;
+  }
+}
+
+/// Takes the place of a running sequence that the request outranks, if the blocks that come free
+/// with it certainly suffice. Its victim waits again; it may stand in the plan under construction,
+/// which it then leaves, or in older ones, whose results for it are dropped.
+template <class P>
+void SchedulerCore<P>::displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
+                                Budget& budget) noexcept {
+  if constexpr (AdmissionOptions::kHasDisplaces) {
+    const AdmissionRequest waiting = admission_view(slot);
+    candidates_.clear();
+    for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
+      const std::uint32_t running = rows_[static_cast<std::size_t>(at)].slot;
+      if (AdmissionOptions::displaces(policies_.admission, waiting, admission_view(running))) {
+        candidates_.push_back(at);
+      }
+    }
+    if (candidates_.empty()) {
+      outranks_nobody_ = slot;
+      outranks_nobody_since_ = num_admitted_;
+      return;
+    }
+    const std::int32_t victim = choose_victim();
+    const RowState& r = rows_[static_cast<std::size_t>(victim)];
+    const RequestRecord& request = desk_[slot];
+    const std::int64_t known = request.prompt_length + request.outputs;
+    const Reservation reservation =
+        policies_.admission.need({.known_tokens = known,
+                                  .max_total_tokens = waiting.max_total_tokens,
+                                  .num_running = num_running_ - 1,
+                                  .pool = policies_.pool.stats(),
+                                  .num_preemptions = request.preemptions});
+    const std::int64_t need =
+        blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_)) +
+        (num_running_ > 1 ? max_of<std::int64_t>(reservation.headroom_blocks, 0) : 0);
+    if (block_size_ > 0 && need > spare + blocks_for(r.table_tokens) + r.held_blocks) {
+      return;
+    }
+    ++desk_[r.slot].displacements;
+    const bool was_preempted = budget.preempted;
+    give_way(record, victim, budget);
+    budget.preempted = was_preempted;  // it made room for one: that one is to be admitted
+    if (budget.chunk_dropped) {
+      // At once: the plan has room for one chunk a row, and the victim's row may be used again.
+      drop_planned_chunks(record);
+      budget.chunk_dropped = false;
+    }
+  }
+}
+
+/// Whether the request's quota holds it back; it then stands in its group's list until one of the
+/// group leaves. A group with a list has been refused already: who comes new stands behind.
+template <class P>
+bool SchedulerCore<P>::parks(std::uint32_t slot) noexcept {
+  RequestRecord& record = desk_[slot];
+  const AdmissionRequest view = admission_view(slot);
+  record.quota_group = static_cast<std::int16_t>(
+      clamp_to(AdmissionOptions::quota_group(policies_.admission, view), 0, kMaxQuotaGroups - 1));
+  ParkedList& list = parked_[static_cast<std::size_t>(record.quota_group)];
+  const bool is_first = record.is_woken || record.was_admitted;
+  if ((is_first || list.first == kNoSlot) &&
+      AdmissionOptions::may_admit(policies_.admission, view)) {
+    return false;
+  }
+  waiting_.erase(slot);
+  record.is_parked = true;
+  record.is_woken = false;
+  record.parked_before = is_first ? kNoSlot : list.last;
+  record.parked_after = is_first ? list.first : kNoSlot;
+  (record.parked_before == kNoSlot ? list.first : desk_[record.parked_before].parked_after) = slot;
+  (record.parked_after == kNoSlot ? list.last : desk_[record.parked_after].parked_before) = slot;
+  ++num_parked_;
+  return true;
+}
+
+template <class P>
+void SchedulerCore<P>::unpark(std::uint32_t slot) noexcept {
+  RequestRecord& record = desk_[slot];
+  ParkedList& list = parked_[static_cast<std::size_t>(record.quota_group)];
+  (record.parked_before == kNoSlot ? list.first : desk_[record.parked_before].parked_after) =
+      record.parked_after;
+  (record.parked_after == kNoSlot ? list.last : desk_[record.parked_after].parked_before) =
+      record.parked_before;
+  record.is_parked = false;
+  --num_parked_;
+}
+
+/// The quota of a group may have room: its first goes back into the queue to be asked again.
+template <class P>
+void SchedulerCore<P>::wake(std::int32_t group) noexcept {
+  if constexpr (AdmissionOptions::kHasMayAdmit) {
+    const std::uint32_t slot =
+        parked_[static_cast<std::size_t>(clamp_to(group, 0, kMaxQuotaGroups - 1))].first;
+    if (slot != kNoSlot) {
+      unpark(slot);
+      desk_[slot].is_woken = true;
+      push_waiting(slot);
+    }
+  }
+}
+
+template <class P>
+void SchedulerCore<P>::wake_all() noexcept {
+  for (std::int32_t group = 0; group < kMaxQuotaGroups; ++group) {
+    wake(group);
+  }
 }
 
 /// True if a started prefill will produce the block that follows the request's cached prefix. The

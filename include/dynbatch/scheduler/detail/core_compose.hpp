@@ -38,45 +38,76 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   if (!waiting_.empty()) {
     const RequestRecord& head = desk_[waiting_.top()];
     if (head.slo.ttft < kUnbounded && head.outputs == 0) {
-      in.first_token_due = head.arrival + head.slo.ttft;
+      in.first_token_due = TimeNs{saturating_add(max_of<std::int64_t>(head.arrival.ns, 0),
+                                                 max_of<std::int64_t>(head.slo.ttft.ns, 0))};
     }
   }
   return in;
 }
 
 template <class P>
-const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
+const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   advance_clock(host_now);
   const TimeNs now = now_;
+  // Read once: what other threads change meanwhile counts from the next call on, and a flight log
+  // can say which it was.
+  pause_seen_ = pause_.load(std::memory_order_acquire);
+  closed_seen_ = desk_.is_closed();
+  flight_limits_.max_tokens = 0;
   take_in(now);
   expire(now);
   policies_.pool.unpin_expired(now);
+  prune_forks();
   status_ = {};
-  const bool is_idle = waiting_.empty() && num_running_ == 0;
-  if (is_idle && num_in_flight_ == 0) {
-    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+  const bool is_alone = config_.num_ranks == 1;
+  const bool is_idle = waiting_.empty() && num_parked_ == 0 && num_running_ == 0;
+  if (is_idle && num_in_flight_ == 0 && is_alone) {
+    status_.state = closed_seen_ && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
     return nullptr;
   }
   if (num_in_flight_ == config_.max_plans_in_flight) {
     status_.state = PlanState::InFlightLimit;
     return nullptr;
   }
-  if (pause_.load(std::memory_order_acquire) == 2) {
+  if (pause_seen_ == 2) {
     status_.state = PlanState::Paused;
     return nullptr;
   }
-  const BatchLimits limits = policies_.sizer.limits(sizer_input(now));
-  if (limits.not_before > now) {
+  if (num_in_flight_ > 0 && !in_flight_plan(num_in_flight_ - 1).plan.is_sealed) {
+    status_.state = PlanState::NothingRunnable;  // seal() the last plan first
+    status_.cause = WaitCause::InFlight;
+    return nullptr;
+  }
+  BatchLimits limits = policies_.sizer.limits(sizer_input(now));
+  limits.max_prefill_sequences = max_of(limits.max_prefill_sequences, 1);
+  limits.max_decode_sequences = max_of(limits.max_decode_sequences, 1);
+  flight_limits_ = limits;
+  const bool is_early = limits.not_before > now;
+  if (is_early && is_alone) {
     status_.state = PlanState::NotBefore;
     status_.not_before = limits.not_before;
     return nullptr;
   }
   PlanRecord& record = in_flight_plan(num_in_flight_);
   record.clear();
-  compose(record, limits, now);
-  if (record.num_chunks == 0) {
+  record.plan.id = PlanId{next_plan_};
+  if (!is_early) {
+    std::int32_t before = 0;
+    do {  // once more if all that came out of it is a sequence that left
+      before = num_running_;
+      record.clear();
+      record.plan.id = PlanId{next_plan_};
+      compose(record, limits);
+      prune_forks();
+    } while (record.num_chunks == 0 && num_running_ < before);
+  }
+  if (record.num_chunks == 0 && is_alone) {
     explain_empty(now);
     return nullptr;
+  }
+  show_chunks(record, now);
+  if (is_alone) {
+    seal(record, {});
   }
   ++num_in_flight_;
   ++next_plan_;
@@ -87,11 +118,11 @@ const StepPlan* SchedulerCore<P>::plan(TimeNs host_now) noexcept {
 }
 
 template <class P>
-void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, TimeNs now) noexcept {
+void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) noexcept {
   decoding_.squeeze(rows_.data());
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
-  record.plan.id = PlanId{next_plan_};
+  flight_waits_.clear();
   const Composition composition =
       policies_.admission.compose({.num_decoding = decoding_.size(),
                                    .num_prefilling = prefilling_.size(),
@@ -126,8 +157,9 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits, Ti
       batch_context_ = max_of(batch_context_, record.chunks[i].context_length);
     }
   }
-  if (record.num_chunks > 0) {
-    seal(record, composition, now);
+  record.pads_to_batch = composition.pad_to_batch;
+  if (flight_.is_on() && !waiting_.empty()) {
+    note_head(budget.preempted);
   }
 }
 
@@ -137,7 +169,7 @@ void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& 
   if (composition.prefill && prefilling_.size() > 0) {
     plan_prefills(record, budget);
   }
-  if (composition.admit && !waiting_.empty()) {
+  if (composition.admit && !(waiting_.empty() && (num_parked_ == 0 || num_running_ > 0))) {
     admit(record, limits, budget);
   }
 }
@@ -168,8 +200,9 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
       continue;
     }
     RowState& r = rows_[static_cast<std::size_t>(row)];
-    if (!may_plan(r) || r.known + r.pending_samples >= r.known_limit) {
-      continue;  // it stands in a plan in flight, or all it may produce is in flight
+    if (!may_plan(r) || r.last_plan == record.plan.id.value ||
+        r.known + r.pending_samples >= r.known_limit) {
+      continue;  // it stands in a plan in flight, or in this one, or all it may produce is planned
     }
     if (budget.tokens == 0) {
       decoding_.set_start(index);  // whom this step leaves out comes first in the next
@@ -228,8 +261,9 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       if (missing > spare_blocks() + r.held_blocks) {
         // The longest running sequence takes blocks from others, so that somebody always gets on;
         // the others make do with what there is, and wait.
-        if (r.older < 0 && !make_room(record, row, missing, budget)) {
-          continue;
+        if (r.older < 0 && !make_room(record, row, missing, budget) &&
+            r.phase != RowPhase::Prefill) {
+          continue;  // it gave way itself, or ended
         }
         const std::int64_t room =
             r.table_tokens + max_of<std::int64_t>(spare_blocks() + r.held_blocks, 0) * block_size_;
@@ -269,55 +303,37 @@ bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t t
 template <class P>
 bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks,
                                  Budget& budget) noexcept {
-  struct Candidates {
-    const SchedulerCore* core;
-    std::uint64_t plan;
-    /// The index-th candidate from the newest on: not in any plan but the one under construction.
-    std::int32_t row_at(std::int32_t index) const noexcept {
-      std::int32_t at = core->newest_row_;
-      for (; at >= 0; at = core->rows_[static_cast<std::size_t>(at)].older) {
-        if (may_give_way(core->rows_[static_cast<std::size_t>(at)]) && index-- == 0) {
-          break;
-        }
-      }
-      return at;
-    }
-    bool may_give_way(const RowState& r) const noexcept {
-      return r.in_flight == (r.last_plan == plan ? 1 : 0);
-    }
-  };
-  const Candidates candidates{this, record.plan.id.value};
   while (spare_blocks() + rows_[static_cast<std::size_t>(row)].held_blocks < blocks) {
-    std::int32_t count = 0;
+    candidates_.clear();
     for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
-      count += candidates.may_give_way(rows_[static_cast<std::size_t>(at)]) ? 1 : 0;
+      const RowState& r = rows_[static_cast<std::size_t>(at)];
+      // Not in any plan but the one under construction.
+      if (r.in_flight == (r.last_plan == record.plan.id.value ? 1 : 0)) {
+        candidates_.push_back(at);
+      }
     }
-    if (count == 0) {
+    if (candidates_.empty()) {
       return false;
     }
-    const VictimList list(
-        &candidates,
-        [](const void* context, std::int32_t index) noexcept {
-          const auto& c = *static_cast<const Candidates*>(context);
-          const std::int32_t at = c.row_at(index);
-          const RowState& r = c.core->rows_[static_cast<std::size_t>(at)];
-          VictimCandidate candidate;
-          candidate.request = c.core->admission_view(r.slot);
-          candidate.request.output_tokens = r.known - r.prompt_end;
-          candidate.row = Row{at};
-          candidate.computed_tokens = r.committed;
-          candidate.num_blocks = c.core->blocks_for(r.table_tokens);
-          return candidate;
-        },
-        count);
-    const std::int32_t victim =
-        candidates.row_at(clamp_to(policies_.admission.victim(list), 0, count - 1));
+    const std::int32_t victim = choose_victim();
     if (victim == row) {
       if (num_in_flight_ > 0 || num_draining_ > 0) {
         return false;  // blocks come back when plans in flight are settled
       }
+      RowState& r = rows_[static_cast<std::size_t>(row)];
+      if (num_running_ == 1 && r.fork_blocks > 0) {
+        // Rather than end, the samples that find no block compute the prompt themselves.
+        held_blocks_ -= r.fork_blocks;
+        r.fork_blocks = 0;
+        continue;
+      }
       if (num_running_ == 1) {
-        finish_sequence(rows_[static_cast<std::size_t>(row)].slot, FinishReason::Capacity, now_);
+        // Samples that have not gone separate ways end with the first one.
+        const RequestRecord& request = desk_[r.slot];
+        const bool ends_all = request.sample == 0 && !request.is_forked;
+        for (std::uint32_t at = r.slot; at != kNil; at = ends_all ? desk_[at].next_sample : kNil) {
+          finish_sequence(at, FinishReason::Capacity, now_);
+        }
         return false;
       }
       give_way(record, row, budget);
@@ -326,6 +342,28 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
     give_way(record, victim, budget);
   }
   return true;
+}
+
+/// The row among candidates_ that the admission policy names.
+template <class P>
+std::int32_t SchedulerCore<P>::choose_victim() const noexcept {
+  const VictimList list(
+      this,
+      [](const void* context, std::int32_t index) noexcept {
+        const auto& core = *static_cast<const SchedulerCore*>(context);
+        const std::int32_t row = core.candidates_[static_cast<std::size_t>(index)];
+        const RowState& r = core.rows_[static_cast<std::size_t>(row)];
+        VictimCandidate candidate;
+        candidate.request = core.admission_view(r.slot);
+        candidate.request.output_tokens = r.known - r.prompt_end;
+        candidate.row = Row{row};
+        candidate.computed_tokens = r.committed;
+        candidate.num_blocks = core.blocks_for(r.table_tokens);
+        return candidate;
+      },
+      static_cast<std::int32_t>(candidates_.size()));
+  return candidates_[static_cast<std::size_t>(
+      clamp_to(policies_.admission.victim(list), 0, list.size() - 1))];
 }
 
 /// Preempts a row, with the chunk that it may have in the plan under construction, and whoever was
@@ -359,9 +397,8 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
     if (chunk.row.value != row || chunk.num_tokens == 0) {
       continue;
     }
-    budget.tokens += chunk.num_tokens;
+    // Its tokens are not given back: the plan's arrays hold them until the gaps are closed.
     if (chunk.kind == ChunkKind::Prefill) {
-      budget.prefill_tokens += chunk.num_tokens;
       --budget.prefill_chunks;
     }
     roll_back(row, chunk.first_position, r.pending_samples - (chunk.num_samples > 0 ? 1 : 0),
@@ -387,11 +424,10 @@ void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
       status_.request = desk_[rows_[static_cast<std::size_t>(row)].slot].id;
     }
   } else if (!waiting_.empty()) {
-    status_.cause =
-        pause_.load(std::memory_order_relaxed) != 0 ? WaitCause::Paused : WaitCause::Composition;
+    status_.cause = pause_seen_ != 0 ? WaitCause::Paused : WaitCause::Composition;
     status_.request = desk_[waiting_.top()].id;
   } else if (num_running_ == 0) {
-    status_.state = desk_.is_closed() ? PlanState::Closed : PlanState::Idle;
+    status_.state = closed_seen_ && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
   }
 }
 

@@ -85,24 +85,30 @@ Status SchedulerCore<P>::initialise() noexcept {
   }
   const auto slots = static_cast<std::size_t>(config_.max_live_requests);
   const auto rows = static_cast<std::size_t>(caps_.max_sequences);
+  const auto ring = static_cast<std::size_t>(next_power_of_two(config_.max_live_requests));
   for (const Status& s :
        {desk_.allocate(config_, limits), waiting_.allocate(slots, "max_live_requests"),
         deadlines_.allocate(slots, "max_live_requests"),
         sequence_slots_.allocate(slots, "max_live_requests"),
         sequence_generations_.allocate(slots, "max_live_requests"),
-        dirty_.allocate(slots, "max_live_requests"),
-        delivered_.allocate(slots, "max_live_requests"),
+        dirty_.allocate(ring, "max_live_requests"), delivered_.allocate(slots, "max_live_requests"),
         passed_over_.allocate(kLookahead + 1, "lookahead"),
         fork_copies_.allocate(rows, "max_sequences"),
         drafts_.allocate(rows * static_cast<std::size_t>(config_.max_draft_tokens),
                          "max_draft_tokens"),
         rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"),
+        candidates_.allocate(rows, "max_sequences"),
+        parked_.allocate(AdmissionOptions::kHasMayAdmit ? kMaxQuotaGroups : 1, "quota_group"),
         decoding_.allocate(rows), prefilling_.allocate(rows)}) {
     if (!s) {
       return s;
     }
   }
-  dirty_.resize(slots);
+  dirty_.resize(ring);
+  dirty_mask_ = ring - 1;
+  for (ParkedList& list : parked_.span()) {
+    list = ParkedList{};
+  }
   for (std::size_t i = slots; i > 0; --i) {
     sequence_slots_.push_back(static_cast<std::uint32_t>(i - 1));
   }
@@ -128,6 +134,19 @@ Status SchedulerCore<P>::initialise() noexcept {
     }
   }
   // The host's spans need not outlive make().
+  if (const Status s = graph_sizes_.allocate(caps_.graph_sizes.size(), "capabilities.graph_sizes");
+      !s) {
+    return s;
+  }
+  for (const std::int32_t size : caps_.graph_sizes) {
+    graph_sizes_.push_back(size);
+  }
+  if (config_.flight_log_bytes > 0) {
+    if (const Status s = start_recorder(groups); !s) {
+      return s;
+    }
+  }
+  config_.flight_label = "";
   caps_.groups = {};
   caps_.graph_sizes = {};
   return kOk;
@@ -147,6 +166,9 @@ void SchedulerCore<P>::take_in(TimeNs now) noexcept {
   desk_.drain_submitted([&](std::uint32_t slot) { accept(slot, now); });
   desk_.drain_cancelled([&](std::uint32_t slot) {
     if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
+      if (flight_.is_on()) {
+        record_cancel(slot, false, now);
+      }
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
     }
   });
@@ -155,6 +177,9 @@ void SchedulerCore<P>::take_in(TimeNs now) noexcept {
 template <class P>
 void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
   const bool is_cancelled = desk_.take_over(slot);
+  if (flight_.is_on()) {
+    record_request(slot, is_cancelled, now);
+  }
   for (std::uint32_t at = slot; at != kNil; at = desk_[at].next_sample) {
     RequestRecord& record = desk_[at];
     record.order = next_order_++;
@@ -173,28 +198,55 @@ void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
     end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
     return;
   }
+  if (!AdmissionOptions::can_ever_admit(policies_.admission, admission_view(slot))) {
+    end_request(slot, EventKind::Failed, FinishReason::None, Errc::CanNeverFit, now);
+    return;
+  }
   enqueue(slot);
+  for (std::uint32_t at = desk_[slot].next_sample; at != kNil; at = desk_[at].next_sample) {
+    desk_[at].key = desk_[slot].key;
+  }
   set_deadline(slot);
 }
 
 template <class P>
 void SchedulerCore<P>::enqueue(std::uint32_t slot) noexcept {
   RequestRecord& record = desk_[slot];
-  const AdmissionKey key = policies_.admission.key(admission_view(slot));
+  AdmissionRequest view = admission_view(slot);
+  if (shares_prefixes_ && !record.no_prefix_read && !record.was_admitted &&
+      AdmissionOptions::wants_cached_tokens(policies_.admission)) {
+    const std::int64_t known = record.prompt_length + record.outputs;
+    view.cached_tokens = policies_.pool.match(content(slot, known), known - 1).num_tokens;
+  }
+  record.key = policies_.admission.key(view);
+  record.was_queued = true;
   record.state = RequestState::Waiting;
   record.bypassed = 0;
   record.retry_need = 0;
   waiting_tokens_ += record.prompt_length + record.outputs;
-  waiting_.push(slot, {key.primary, key.secondary, record.order});
-  counters_.waiting.set(waiting_.size());
+  push_waiting(slot);
+}
+
+/// Into the queue. Among equals who has run before goes ahead, then the earlier submission.
+template <class P>
+void SchedulerCore<P>::push_waiting(std::uint32_t slot) noexcept {
+  constexpr std::uint64_t kNeverRan = std::uint64_t{1} << 63U;
+  const RequestRecord& record = desk_[slot];
+  waiting_.push(slot, {record.key.primary, record.key.secondary,
+                       record.order | (record.was_admitted ? 0 : kNeverRan)});
+  counters_.waiting.set(waiting_.size() + num_parked_);
 }
 
 template <class P>
 void SchedulerCore<P>::dequeue(std::uint32_t slot) noexcept {
   const RequestRecord& record = desk_[slot];
   waiting_tokens_ -= record.prompt_length + record.outputs;
-  waiting_.erase(slot);
-  counters_.waiting.set(waiting_.size());
+  if (record.is_parked) {
+    unpark(slot);
+  } else {
+    waiting_.erase(slot);
+  }
+  counters_.waiting.set(waiting_.size() + num_parked_);
 }
 
 /// The earliest deadline that still applies: start_by until the first chunk, finish_by always.
@@ -226,6 +278,9 @@ void SchedulerCore<P>::end_sequence(std::uint32_t slot, FinishReason reason, Tim
                   "a sequence ends once");
   if (record.state == RequestState::Waiting) {
     dequeue(slot);
+    if (record.is_woken) {
+      wake(record.quota_group);
+    }
   } else if (record.state == RequestState::Running) {
     sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
     detach_row(record.row.value, false);
@@ -244,7 +299,14 @@ void SchedulerCore<P>::finish_sequence(std::uint32_t slot, FinishReason reason,
                                        TimeNs now) noexcept {
   RequestRecord& root = desk_[desk_[slot].root];
   end_sequence(slot, reason, now);
-  if (--root.open_samples == 0) {
+  --root.open_samples;
+  if (!root.is_forked) {  // the samples that were to start from its prompt never will
+    for (std::uint32_t at = root.next_sample; at != kNil; at = desk_[at].next_sample) {
+      end_sequence(at, reason, now);
+      --root.open_samples;
+    }
+  }
+  if (root.open_samples == 0) {
     close_request(root.root, EventKind::Finished, root.reason, Errc::Ok, now);
   }
 }
@@ -275,11 +337,24 @@ void SchedulerCore<P>::close_request(std::uint32_t root, EventKind kind, FinishR
   if (!record.was_admitted) {
     desk_.leave_queue(root);
   }
+  if constexpr (AdmissionOptions::kHasOnEnd) {
+    if (record.was_queued) {
+      AdmissionRequest view = admission_view(root);
+      view.num_sequences = record.num_samples;
+      for (std::uint32_t at = record.next_sample; at != kNil; at = desk_[at].next_sample) {
+        view.output_tokens += desk_[at].outputs;
+      }
+      AdmissionOptions::on_end(policies_.admission, view);
+    }
+  }
   record.is_over = true;
   record.terminal = kind;
   record.terminal_reason = reason;
   record.error = error;
   record.event_time = now;
+  if (flight_.is_on()) {
+    record_ended(record);
+  }
   switch (kind) {
     case EventKind::Finished:
       counters_.finished.add(1);

@@ -9,11 +9,7 @@ namespace detail {
 
 template <class P>
 void SchedulerCore<P>::push_dirty(std::uint32_t slot) noexcept {
-  std::size_t tail = dirty_head_ + dirty_count_;
-  if (tail >= dirty_.size()) {
-    tail -= dirty_.size();
-  }
-  dirty_.data()[tail] = slot;
+  dirty_.data()[(dirty_head_ + dirty_count_) & dirty_mask_] = slot;
   ++dirty_count_;
 }
 
@@ -145,6 +141,9 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
   // A cancel() may be under way for an ended request: see it, so that its slot can be freed.
   desk_.drain_cancelled([&](std::uint32_t slot) {
     if (desk_.see_cancel(slot) && !desk_[slot].is_over) {
+      if (flight_.is_on()) {
+        record_cancel(slot, true, now_);
+      }
       end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now_);
     }
   });
@@ -162,7 +161,7 @@ std::size_t SchedulerCore<P>::poll(std::span<Event> out) noexcept {
     if (!report(slot, out, n)) {
       break;
     }
-    dirty_head_ = dirty_head_ + 1 == dirty_.size() ? 0 : dirty_head_ + 1;
+    dirty_head_ = (dirty_head_ + 1) & dirty_mask_;
     --dirty_count_;
     RequestRecord& record = desk_[slot];
     record.is_dirty = false;
@@ -201,15 +200,16 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
   s.output_tokens = counters_.output_tokens.get();
   s.prefix_hit_tokens = counters_.prefix_hit.get();
   s.prefix_query_tokens = counters_.prefix_query.get();
+  s.flight_records_lost = flight_.lost();
   return s;
 }
 
 template <class P>
 Status SchedulerCore<P>::materialize(const StepPlan& plan, std::span<BlockId> out,
                                      std::size_t stride) const noexcept {
-  if (plan.chunks.size() * stride > out.size()) {
+  if (stride > 0 && plan.chunks.size() > out.size() / stride) {
     return {Errc::InvalidArgument, "out", static_cast<std::int64_t>(out.size()),
-            static_cast<std::int64_t>(plan.chunks.size() * stride), "one table a chunk"};
+            static_cast<std::int64_t>(plan.chunks.size()), "one table a chunk"};
   }
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
     const std::span<const BlockId> table = policies_.pool.table(0, plan.chunks[c].row);
@@ -236,6 +236,7 @@ Status SchedulerCore<P>::check() const noexcept {
   std::int32_t decoding = 0;
   std::int32_t prefilling = 0;
   std::int32_t draining = 0;
+  std::int32_t lending = 0;
   std::int64_t kv = 0;
   std::int64_t held = 0;
   std::int64_t outputs = 0;
@@ -265,6 +266,7 @@ Status SchedulerCore<P>::check() const noexcept {
     }
     if (r.phase == RowPhase::Draining) {
       ++draining;
+      lending += r.lent > 0 ? 1 : 0;
       continue;
     }
     ++running;
@@ -315,7 +317,7 @@ Status SchedulerCore<P>::check() const noexcept {
   if (static_cast<std::size_t>(running + draining) + free_rows_.size() != rows_.size()) {
     return broken("free_rows", static_cast<std::int64_t>(free_rows_.size()), running);
   }
-  if (num_in_flight_ == 0 && draining != 0) {
+  if (num_in_flight_ == 0 && draining != lending) {
     return broken("draining", draining, 0);
   }
   return policies_.pool.check();

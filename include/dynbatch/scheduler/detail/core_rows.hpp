@@ -39,6 +39,15 @@ AdmissionRequest SchedulerCore<P>::admission_view(std::uint32_t slot) const noex
   view.output_tokens = record.outputs;
   view.priority = record.priority;
   view.num_preemptions = record.preemptions;
+  if (record.state == RequestState::Running) {
+    view.num_sequences = 1 + rows_[static_cast<std::size_t>(record.row.value)].reserved_rows;
+  } else if (record.sample == 0 && !record.is_forked) {
+    view.num_sequences = record.num_samples;
+  }
+  view.num_displacements = record.displacements;
+  view.max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_);
+  view.key = record.key;
+  view.was_admitted = record.was_admitted;
   view.request_class = record.request_class;
   return view;
 }
@@ -51,8 +60,10 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   free_rows_.pop_back();
   RowState& r = rows_[static_cast<std::size_t>(row)];
   const std::uint32_t epoch = r.epoch + 1;
+  const std::uint32_t residence = r.residence + 1;
   r = RowState{};
   r.epoch = epoch;
+  r.residence = residence;
   r.slot = slot;
   r.sequence = record.sequence;
   r.request = record.id;
@@ -74,8 +85,11 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   ++num_running_;
   num_tpot_ += r.tpot_ns > 0 ? 1 : 0;
   running_outputs_ += record.outputs;
-  for (std::uint8_t i = 0; i < record.num_needs; ++i) {
-    resource_use_[record.needs[i].resource] += record.needs[i].amount;
+  // A request holds its resources once, while any of its samples runs.
+  if (desk_[record.root].running_samples++ == 0) {
+    for (std::uint8_t i = 0; i < record.num_needs; ++i) {
+      resource_use_[record.needs[i].resource] += record.needs[i].amount;
+    }
   }
   record.row = Row{row};
   record.state = RequestState::Running;
@@ -121,6 +135,9 @@ void SchedulerCore<P>::hold_blocks(RowState& r, std::int64_t blocks) noexcept {
 template <class P>
 void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
+  const AdmissionRequest leaving = AdmissionOptions::kHasOnLeave || AdmissionOptions::kHasMayAdmit
+                                       ? admission_view(r.slot)
+                                       : AdmissionRequest{};
   set_phase(row, RowPhase::Draining);
   hold_blocks(r, 0);
   held_blocks_ -= r.fork_blocks;
@@ -135,14 +152,20 @@ void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
   num_tpot_ -= r.tpot_ns > 0 ? 1 : 0;
   running_outputs_ -= r.known - r.prompt_end;
   const RequestRecord& record = desk_[r.slot];
-  for (std::uint8_t i = 0; i < record.num_needs; ++i) {
-    resource_use_[record.needs[i].resource] -= record.needs[i].amount;
+  if (--desk_[record.root].running_samples == 0) {
+    for (std::uint8_t i = 0; i < record.num_needs; ++i) {
+      resource_use_[record.needs[i].resource] -= record.needs[i].amount;
+    }
   }
   desk_[r.slot].is_dirty = r.is_dirty;
   r.requeue = requeue;
   if (requeue) {
     sync_record(r);
     desk_[r.slot].state = RequestState::Leaving;
+  }
+  if constexpr (AdmissionOptions::kHasOnLeave || AdmissionOptions::kHasMayAdmit) {
+    AdmissionOptions::on_leave(policies_.admission, leaving);
+    wake(AdmissionOptions::quota_group(policies_.admission, leaving));
   }
   counters_.running.set(static_cast<std::uint64_t>(num_running_));
   if (r.in_flight == 0) {
@@ -153,6 +176,9 @@ void SchedulerCore<P>::detach_row(std::int32_t row, bool requeue) noexcept {
 template <class P>
 void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (r.lent > 0) {
+    return;  // a fork has still to copy from its blocks: drop_fork() comes back to this
+  }
   policies_.pool.release(Row{row});
   const bool requeue = r.requeue;
   const std::uint32_t slot = r.slot;
@@ -163,6 +189,32 @@ void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
     desk_[slot].row = kNoRow;
     enqueue(slot);
   }
+}
+
+/// The fork's copy was told, or is not needed any more: its source may go.
+template <class P>
+void SchedulerCore<P>::drop_fork(const ForkCopy& fork) noexcept {
+  RowState& source = rows_[static_cast<std::size_t>(fork.source.value)];
+  --source.lent;
+  if (source.lent == 0 && source.phase == RowPhase::Draining && source.in_flight == 0) {
+    finish_detach(fork.source.value);
+  }
+}
+
+/// Forgets the copies for sequences that have lost their row since.
+template <class P>
+void SchedulerCore<P>::prune_forks() noexcept {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < fork_copies_.size(); ++i) {
+    const ForkCopy fork = fork_copies_[i];
+    const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
+    if (r.residence == fork.residence && r.phase == RowPhase::Decode) {
+      fork_copies_[kept++] = fork;
+    } else {
+      drop_fork(fork);
+    }
+  }
+  fork_copies_.resize(kept);
 }
 
 /// One plan in flight no longer names the row.
@@ -200,17 +252,20 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   set_phase(row, phase);
 }
 
-/// Takes a running sequence's blocks away; it waits again and computes them anew.
+/// Takes a running sequence's blocks away, at once or when the last plan in flight that names it is
+/// settled; it waits again and computes them anew.
 template <class P>
 void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   RequestRecord& record = desk_[r.slot];
-  DYNBATCH_ASSERT(r.in_flight == 0, "a sequence in flight cannot be preempted");
   budget.preempted = true;
   ++record.preemptions;
   ++record.unreported_preemptions;
   counters_.preemptions.add(1);
   mark_dirty(r.slot);
+  if (flight_.is_on()) {
+    record_preempted(r);
+  }
   detach_row(row, true);
   record.preempted_at = record.outputs;
 }

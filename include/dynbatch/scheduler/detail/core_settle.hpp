@@ -13,7 +13,7 @@ bool SchedulerCore<P>::is_plain_result(const StepPlan& plan,
                                        const StepResult& result) const noexcept {
   const auto samples = static_cast<std::size_t>(plan.num_samples);
   if (result.tokens.size() != samples || !result.continuations.empty() || !result.drafts.empty() ||
-      !result.draft_begin.empty() || result.is_overfull) {
+      !result.draft_begin.empty() || result.is_overfull || !result.expert_counts.empty()) {
     return false;
   }
   unsigned kinds = 0;
@@ -75,6 +75,11 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
       return bad("drafts", token, 0, "token ids must not be negative");
     }
   }
+  if (!result.expert_counts.empty() && static_cast<std::int64_t>(result.expert_counts.size()) !=
+                                           std::int64_t{caps_.num_layers} * caps_.num_experts) {
+    return bad("expert_counts", static_cast<std::int64_t>(result.expert_counts.size()),
+               std::int64_t{caps_.num_layers} * caps_.num_experts, "one count a layer and expert");
+  }
   if (!result.continuations.empty()) {
     return {Errc::NotSupported, "continuations",
             static_cast<std::int64_t>(result.continuations.size()), 0,
@@ -108,6 +113,10 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
     if (outcome.kind > OutcomeKind::Failed) {
       return bad("outcome.kind", static_cast<std::int64_t>(outcome.kind),
                  static_cast<std::int64_t>(OutcomeKind::Failed), "no such outcome");
+    }
+    if (outcome.reason > FinishReason::Host) {
+      return bad("outcome.reason", static_cast<std::int64_t>(outcome.reason),
+                 static_cast<std::int64_t>(FinishReason::Host), "no such reason");
     }
     const bool is_run = outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop;
     const std::int32_t most = chunk.kind == ChunkKind::Decode ? chunk.num_tokens : 1;
@@ -153,6 +162,10 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
             num_in_flight_ == 0 ? 0 : static_cast<std::int64_t>(in_flight_plan(0).plan.id.value),
             "plans are committed in order, oldest first"};
   }
+  if (!plan.is_sealed) {
+    return {Errc::WrongPlan, "plan", static_cast<std::int64_t>(plan.id.value), 0,
+            "a plan is sealed before it is executed and committed"};
+  }
   const bool is_plain = is_plain_result(plan, result);
   if (!is_plain) {
     if (const Status s = validate_result(plan, result); !s) {
@@ -161,6 +174,9 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   }
   advance_clock(host_now);
   const TimeNs now = now_;
+  if (flight_.is_on()) {
+    record_commit(plan, result, is_plain, now);
+  }
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
   // What the plan wrote is there before any row leaves, or the pool would not keep it.
@@ -191,6 +207,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   feedback.measured = ran_in_full ? result.measured : DurationNs{};
   policies_.sizer.observe(feedback);
   oldest_ = oldest_ + 1 == config_.max_plans_in_flight ? 0 : oldest_ + 1;
+  prune_forks();  // also when nothing is planned any more, sources must not wait for ever
   --num_in_flight_;
   counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
   return kOk;
@@ -208,9 +225,9 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
   for (std::size_t i = 0; i < num_chunks; ++i) {
     const Chunk& chunk = chunks[i];
     RowState& r = states[chunk.row.value];
-    if (r.epoch == undo[i].epoch && r.phase == RowPhase::Decode && chunk.num_samples == 1 &&
-        r.in_flight == 1 && r.write_room > 0 && !r.checks_tokens && r.known + 1 < r.known_limit &&
-        r.known != r.prompt_end && chunk.context_length == r.known) {
+    // Planned as plain, so nothing can end with it; the row may have left, or its page may be full.
+    if (undo[i].is_plain && r.epoch == undo[i].epoch && r.phase == RowPhase::Decode &&
+        r.write_room > 0) {
       const Token token = tokens[chunk.first_sample];
       r.committed = chunk.context_length;
       --r.pending_samples;
@@ -219,8 +236,7 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
       r.last_token = token;
       r.last_token_ns = now.ns;
       ++r.known;
-      r.in_flight = 0;
-      r.is_stale = false;
+      --r.in_flight;
       ++settled_outputs_;
       if (!r.is_dirty) {
         r.is_dirty = true;
@@ -382,6 +398,18 @@ void SchedulerCore<P>::take_drafts(const PlanRecord& record, const StepResult& r
   }
 }
 
+/// Notes what a fork has to copy; until the next plan tells it, the source keeps its blocks.
+template <class P>
+void SchedulerCore<P>::lend(std::int32_t source, std::int32_t target, const BlockCopy& copy,
+                            std::int32_t tokens) noexcept {
+  if (fork_copies_.size() == fork_copies_.capacity()) {
+    prune_forks();
+  }
+  ++rows_[static_cast<std::size_t>(source)].lent;
+  const RowState& r = rows_[static_cast<std::size_t>(target)];
+  fork_copies_.push_back({copy, Row{source}, Row{target}, r.residence, tokens});
+}
+
 /// A further sample starts from the prompt that the first one has computed. It gets the row that
 /// was kept for it; the rest of the prompt's last block is copied with the next plan.
 template <class P>
@@ -407,14 +435,10 @@ void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token 
       const std::span<const BlockId> to = policies_.pool.table(0, Row{target});
       r.table_tokens = static_cast<std::int32_t>(to.size()) * block_size_;
       if (length % block_size_ != 0) {
-        fork_copies_.push_back({{from[to.size() - 1], to.back(), length % block_size_},
-                                Row{row},
-                                Row{target},
-                                r.sequence,
-                                length});
+        lend(row, target, {from[to.size() - 1], to.back(), length % block_size_}, length);
       }
     } else {
-      fork_copies_.push_back({{}, Row{row}, Row{target}, r.sequence, length});
+      lend(row, target, {}, length);
     }
     if (shares_prefixes_) {
       r.next_publish = (length / block_size_ + 1) * block_size_;
@@ -511,6 +535,9 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
             undo.phase_before);
   r.is_stale = !is_youngest && r.in_flight > 1;
   record.retries += is_charged ? 1 : 0;
+  if (flight_.is_on()) {
+    record_undone(r, is_charged, false);
+  }
   if (is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
   }
@@ -533,6 +560,9 @@ void SchedulerCore<P>::reset_readers() noexcept {
       ++r.epoch;
       policies_.pool.withdraw(row, r.committed);
       if (r.phase != RowPhase::Draining) {
+        if (flight_.is_on()) {
+          record_undone(r, false, true);
+        }
         detach_row(row.value, true);
       }
     }
@@ -551,6 +581,10 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
             "this plan is not in flight"};
   }
   advance_clock(host_now);
+  if (flight_.is_on()) {
+    flight_.put(FlightKind::Abandon,
+                FlightAbandon{plan.id.value, now_.ns, static_cast<std::uint64_t>(why)});
+  }
   for (std::int32_t p = num_in_flight_ - 1; p >= first;
        --p) {  // youngest first: each undoes the one before
     PlanRecord& record = in_flight_plan(p);
@@ -573,15 +607,10 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
   }
   for (std::int32_t p = first; p < num_in_flight_; ++p) {
     for (const ForkCopy& fork : in_flight_plan(p).forks) {
-      RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
-      if (r.sequence != fork.sequence || r.phase == RowPhase::Draining ||
-          r.phase == RowPhase::Free) {
-        continue;
-      }
-      if (why == AbandonReason::NotRun) {
-        fork_copies_.push_back(fork);  // nothing was read or written: it is told again
-      } else {
-        detach_row(fork.row.value, true);  // the source may be lost
+      const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
+      if (r.residence == fork.residence &&
+          (r.phase == RowPhase::Decode || r.phase == RowPhase::Prefill)) {
+        detach_row(fork.row.value, true);  // the source may be gone: the sample computes its prompt
       }
     }
   }
@@ -592,6 +621,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
       drop_in_flight(record.chunks[i].row.value);
     }
   }
+  prune_forks();
   num_in_flight_ = first;
   counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
   return kOk;

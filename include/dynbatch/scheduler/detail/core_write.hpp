@@ -86,6 +86,7 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     undo->epoch = r.epoch;
     undo->blocks_before = r.told_blocks;
     undo->phase_before = RowPhase::Decode;
+    undo->is_plain = !r.checks_tokens;
     query_start[c] = static_cast<std::int32_t>(t);
     rows[c] = row;
     lengths[c] = next;
@@ -256,6 +257,7 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
 template <class P>
 void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
+  DYNBATCH_ASSERT(record.num_tokens <= record.tokens.size(), "a plan outgrew its arrays");
   const std::size_t c = record.num_chunks++;
   const std::int32_t end = chunk.first_position + chunk.num_tokens;
   chunk.sequence = r.sequence;
@@ -265,7 +267,7 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   chunk.context_length = end;
   chunk.row = Row{row};
   chunk.first_sample = record.num_samples;
-  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase};
+  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase, false};
   if (r.told_blocks * block_size_ < r.table_tokens) {
     emit_deltas(record, row);
   }
@@ -305,7 +307,7 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
     const std::int64_t block =
         policies_.pool.table(0, Row{row})[static_cast<std::size_t>(index)].value;
     r.slot_base = (block - index) * block_size_;
-    r.plain_end = min_of(min_of((index + 1) * block_size_, r.next_publish - 1), r.known_limit - 1);
+    r.plain_end = min_of(min_of((index + 1) * block_size_, r.next_publish - 1), r.known_limit - 2);
   } else {
     r.plain_end = 0;
   }
@@ -368,30 +370,27 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
 /// Adds what forks since the last plan have to copy, for the sequences that still run.
 template <class P>
 void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
+  if (record.num_chunks == 0) {
+    return;  // nobody executes it if the other ranks have no work either
+  }
+  prune_forks();
   for (const ForkCopy& fork : fork_copies_) {
-    const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
-    if (r.sequence != fork.sequence ||
-        (r.phase != RowPhase::Decode && r.phase != RowPhase::Prefill)) {
-      continue;
-    }
     record.forks.push_back(fork);
-    if (block_size_ > 0) {
-      record.copies.push_back(fork.copy);
-    } else {
+    if (block_size_ == 0) {
       record.row_ops.push_back({RowOpKind::ShareRange, fork.source, fork.row, 0, fork.tokens, 0});
+    } else if (fork.copy.num_tokens > 0) {
+      record.copies.push_back(fork.copy);
     }
+    drop_fork(fork);  // copies come first in their plan: whoever gets the source writes later
   }
   fork_copies_.clear();
 }
 
-/// Splits, pads and publishes the plan's spans.
+/// What of a plan may be read before it is sealed.
 template <class P>
-void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition,
-                            TimeNs now) noexcept {
+void SchedulerCore<P>::show_chunks(PlanRecord& record, TimeNs now) noexcept {
   StepPlan& plan = record.plan;
-  const auto num_chunks = static_cast<std::int32_t>(record.num_chunks);
-  const auto num_tokens = static_cast<std::int32_t>(record.num_tokens);
-  record.query_start[record.num_chunks] = num_tokens;
+  record.query_start[record.num_chunks] = static_cast<std::int32_t>(record.num_tokens);
   plan.planned_at = now;
   plan.num_samples = record.num_samples;
   plan.chunks = {record.chunks.data(), record.num_chunks};
@@ -400,9 +399,69 @@ void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition,
   plan.query_start = {record.query_start.data(), record.num_chunks + 1};
   plan.rows = {record.rows.data(), record.num_chunks};
   plan.context_lengths = {record.context_lengths.data(), record.num_chunks};
+  plan.is_dummy = record.num_chunks == 0;
+  plan.is_sealed = false;
+}
 
-  SplitDecision split = policies_.splitter.split(
-      {.chunks = plan.chunks, .num_tokens = num_tokens, .cost = policies_.sizer.cost()});
+/// The captured size for a step of `rows` decodes; `rows` itself beyond the largest or without any.
+template <class P>
+std::int32_t SchedulerCore<P>::graph_size(std::int32_t rows) const noexcept {
+  for (const std::int32_t size : graph_sizes_) {
+    if (size >= rows) {
+      return size;
+    }
+  }
+  return rows;
+}
+
+template <class P>
+RankSummary SchedulerCore<P>::summary(const StepPlan& plan) const noexcept {
+  RankSummary own;
+  own.num_tokens = plan.num_tokens();
+  own.prefill_tokens = plan.work.prefill_tokens;
+  own.num_rows = static_cast<std::int32_t>(plan.chunks.size());
+  own.num_chunks = own.num_rows;
+  own.attention_work = saturating_add(plan.work.attention_pairs, plan.work.kv_tokens);
+  own.wants_split = !plan.is_dummy;
+  return own;
+}
+
+template <class P>
+Status SchedulerCore<P>::seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept {
+  if (num_in_flight_ == 0 || &in_flight_plan(num_in_flight_ - 1).plan != &plan || plan.is_sealed) {
+    return {Errc::WrongPlan, "plan", static_cast<std::int64_t>(plan.id.value), 0,
+            "only the newest plan can be sealed, once"};
+  }
+  if (static_cast<std::int64_t>(ranks.size()) != config_.num_ranks) {
+    return {Errc::InvalidArgument, "summaries", static_cast<std::int64_t>(ranks.size()),
+            config_.num_ranks, "one summary a rank"};
+  }
+  if (ranks[static_cast<std::size_t>(config_.rank)].num_tokens != plan.num_tokens()) {
+    return {Errc::InvalidArgument, "summaries",
+            ranks[static_cast<std::size_t>(config_.rank)].num_tokens, plan.num_tokens(),
+            "this rank's own summary is not the plan's"};
+  }
+  seal(in_flight_plan(num_in_flight_ - 1), ranks);
+  if (flight_.is_on()) {
+    record_seal(plan, ranks);
+  }
+  return kOk;
+}
+
+/// Splits, pads and publishes the rest of the plan's spans. Whatever ranks must agree on is a
+/// function of the summaries alone.
+template <class P>
+void SchedulerCore<P>::seal(PlanRecord& record, std::span<const RankSummary> ranks) noexcept {
+  StepPlan& plan = record.plan;
+  const auto num_chunks = static_cast<std::int32_t>(record.num_chunks);
+  const auto num_tokens = static_cast<std::int32_t>(record.num_tokens);
+  plan.is_sealed = true;
+
+  SplitDecision split = policies_.splitter.split({.chunks = plan.chunks,
+                                                  .num_tokens = num_tokens,
+                                                  .cost = policies_.sizer.cost(),
+                                                  .ranks = ranks,
+                                                  .own_rank = config_.rank});
   split.count =
       clamp_to<std::int32_t>(split.count, 0, static_cast<std::int32_t>(kMaxMicroBatches) - 1);
   MicroBatch part{0, 0, 0, 0};
@@ -437,8 +496,22 @@ void SchedulerCore<P>::seal(PlanRecord& record, const Composition& composition,
     record.group.copies = record.copies.span();
     plan.groups = {&record.group, 1};
   }
-  if (composition.pad_to_batch) {
-    plan.padded = {.tokens = num_tokens, .rows = batch_rows_, .context_per_row = batch_context_};
+  if (record.pads_to_batch) {
+    plan.padded = {num_tokens, batch_rows_, batch_context_};
+  } else if (!ranks.empty() || !graph_sizes_.empty()) {
+    std::int64_t tokens = num_tokens;
+    std::int64_t prefill = plan.work.prefill_tokens;
+    std::int32_t rows = num_chunks;
+    for (const RankSummary& other : ranks) {
+      tokens = max_of(tokens, other.num_tokens);
+      prefill = max_of(prefill, other.prefill_tokens);
+      rows = max_of(rows, other.num_rows);
+    }
+    if (prefill == 0 && tokens == rows && rows > 0) {  // decodes alone, without drafts
+      rows = graph_size(rows);
+      tokens = rows;
+    }
+    plan.padded = {tokens, rows, 0};
   }
   record.moves.resize(PlanRecord::kMaxMovesPerPlan);
   const std::int32_t due = policies_.balancer.due_moves(record.moves.span());

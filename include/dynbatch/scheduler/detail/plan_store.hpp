@@ -20,6 +20,7 @@ struct ChunkUndo {
   std::uint32_t epoch = 0;         ///< Of its row when planned.
   std::int32_t blocks_before = 0;  ///< Blocks of its table that older plans have told the host.
   RowPhase phase_before = RowPhase::Prefill;
+  bool is_plain = false;  ///< A decode whose token neither ends the sequence nor is looked at.
 };
 
 /// A block that a fork has to copy before anything is written to it, and the sequence it is for.
@@ -27,7 +28,8 @@ struct ForkCopy {
   BlockCopy copy{};
   Row source{};
   Row row{};
-  SequenceId sequence{};
+  std::uint32_t residence =
+      0;                    ///< Of the sequence in `row`: a later one knows nothing of the copy.
   std::int32_t tokens = 0;  ///< Positions shared; for hosts without blocks.
 };
 
@@ -52,6 +54,7 @@ struct PlanRecord {
   FixedVector<RowOp> row_ops;
   FixedVector<ExpertMove> moves;
   GroupPlan group{};
+  bool pads_to_batch = false;
 
   Status allocate(std::int32_t max_rows, std::int64_t max_tokens,
                   std::int64_t max_deltas) noexcept {
@@ -83,6 +86,7 @@ struct PlanRecord {
   void clear() noexcept {
     plan = StepPlan{};
     group = GroupPlan{};
+    pads_to_batch = false;
     num_chunks = 0;
     num_tokens = 0;
     num_samples = 0;

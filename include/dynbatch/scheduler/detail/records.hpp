@@ -7,6 +7,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/admission.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/config.hpp>
@@ -16,6 +17,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
+
+inline constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
 
 /// Where a request stands. Driving thread only.
 enum class RequestState : std::uint8_t {
@@ -63,11 +66,12 @@ struct RequestRecord {
   std::int64_t shared_pages = 0;  ///< Leading pages of its table that belong to the first sample.
   std::int32_t sample = 0;        ///< Which sample this is.
   std::int32_t num_samples = 1;   ///< First sample only, as are the next four.
-  std::int32_t open_samples = 1;  ///< Samples that have not ended.
-  std::int32_t unreported = 1;    ///< Samples whose end poll() has not handed out.
-  bool is_forked = false;         ///< The samples have gone separate ways.
-  bool is_over = false;           ///< The request has ended.
-  bool end_reported = false;      ///< poll() has handed out all of this sample.
+  std::int32_t running_samples = 0;  ///< Samples that hold a row.
+  std::int32_t open_samples = 1;     ///< Samples that have not ended.
+  std::int32_t unreported = 1;       ///< Samples whose end poll() has not handed out.
+  bool is_forked = false;            ///< The samples have gone separate ways.
+  bool is_over = false;              ///< The request has ended.
+  bool end_reported = false;         ///< poll() has handed out all of this sample.
   SequenceId sequence{};
   ResourceNeed needs[kMaxResources]{};
   Token stop_tokens[kMaxStopTokens]{};
@@ -75,6 +79,11 @@ struct RequestRecord {
   std::int32_t priority = 0;
   std::int32_t preemptions = 0;
   std::int32_t unreported_preemptions = 0;
+  std::int32_t displacements = 0;         ///< Of these, for a better one's place.
+  AdmissionKey key{};                     ///< Its rank in the queue, fixed until it comes back.
+  std::uint32_t parked_before = kNoSlot;  ///< Neighbours in its quota group's list, while parked.
+  std::uint32_t parked_after = kNoSlot;
+  std::int16_t quota_group = 0;
   std::int64_t preempted_at = 0;  ///< Outputs at the newest preemption.
   std::int32_t retries = 0;
   std::int32_t bypassed = 0;
@@ -88,6 +97,9 @@ struct RequestRecord {
   bool sync_decode = false;
   bool atomic_prefill = false;
   bool was_admitted = false;
+  bool was_queued = false;  ///< The admission policy has given it a key.
+  bool is_parked = false;   ///< Waits for its quota, outside the queue.
+  bool is_woken = false;    ///< Back in the queue after its quota changed.
   bool accepted_reported = false;
   bool is_dirty = false;  ///< Stands in the event queue; while it runs, RowState::is_dirty counts.
   EventKind terminal = EventKind::Finished;
@@ -143,6 +155,8 @@ struct alignas(64) RowState {
   std::int32_t draft_tokens = 0;   ///< Of these, how many its chunk in flight carries.
   std::int32_t fork_blocks = 0;    ///< Kept for the samples that will fork off.
   std::int32_t held_blocks = 0;    ///< Kept from other admissions, not in the table yet.
+  std::int32_t lent = 0;           ///< Fork copies not yet told that read its blocks.
+  std::uint32_t residence = 0;     ///< Changes whenever the row is taken.
   std::int32_t list_index = 0;     ///< Place in its phase's list.
   std::int32_t recompute_end = 0;  ///< Positions below it were computed before.
   std::int32_t older = -1;         ///< Admission order, doubly linked.

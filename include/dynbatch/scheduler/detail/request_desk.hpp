@@ -37,14 +37,17 @@ class RequestDesk {
  public:
   Status allocate(const SchedulerConfig& config, const IntakeLimits& limits) noexcept;
 
+  /// Whether a request comes from the host or out of a flight log.
+  enum class Kind : std::uint8_t { New, Replayed };
+
   // Any thread.
-  Status submit(const Request& request) noexcept;
+  Status submit(const Request& request, Kind kind = Kind::New) noexcept;
   Status cancel(RequestId id) noexcept;
-  void close() noexcept { closed_.store(true, std::memory_order_release); }
-  [[nodiscard]] bool is_closed() const noexcept { return closed_.load(std::memory_order_acquire); }
-  [[nodiscard]] std::uint64_t submitted() const noexcept {
-    return submitted_.load(std::memory_order_relaxed);
-  }
+  // Sequentially consistent, like the count in submit(): who sees the scheduler closed sees every
+  // submission that did not.
+  void close() noexcept { closed_.store(true); }
+  [[nodiscard]] bool is_closed() const noexcept { return closed_.load(); }
+  [[nodiscard]] std::uint64_t submitted() const noexcept { return submitted_.load(); }
   [[nodiscard]] std::uint64_t rejected() const noexcept {
     return rejected_.load(std::memory_order_relaxed);
   }
@@ -90,7 +93,7 @@ class RequestDesk {
   bool retire(std::uint32_t slot) noexcept;
 
  private:
-  [[nodiscard]] Status admissible(const Request& request,
+  [[nodiscard]] Status admissible(const Request& request, Kind kind,
                                   std::int64_t& prompt_length) const noexcept;
   void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
             std::int64_t promised) noexcept;
@@ -143,7 +146,10 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
   const std::int64_t unit =
       limits.block_size % 4 == 0 ? limits.block_size : std::int64_t{4} * limits.block_size;
   const std::int64_t page_tokens = ceil_div(256, unit) * unit;
-  const std::int64_t pages_per_slot = ceil_div(limits.kv_limit + 1, page_tokens) + 2;
+  // A digest takes the place of four tokens, which is more than it stands for in small blocks.
+  const std::int64_t slot_tokens =
+      max_of(limits.kv_limit + 1, ceil_div(limits.kv_limit, limits.block_size) * 4);
+  const std::int64_t pages_per_slot = ceil_div(slot_tokens, page_tokens) + 2;
   const std::int64_t tokens =
       config.max_queued_tokens > 0
           ? config.max_queued_tokens
@@ -167,7 +173,7 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
   return kOk;
 }
 
-inline Status RequestDesk::admissible(const Request& r,
+inline Status RequestDesk::admissible(const Request& r, Kind kind,
                                       std::int64_t& prompt_length) const noexcept {
   const bool is_tokens = r.prompt.kind == PromptKind::Tokens;
   prompt_length = is_tokens ? static_cast<std::int64_t>(r.prompt.tokens.size()) : r.prompt.length;
@@ -218,8 +224,14 @@ inline Status RequestDesk::admissible(const Request& r,
       return {Errc::InvalidArgument, "resources", static_cast<std::int64_t>(need.resource),
               static_cast<std::int64_t>(kMaxResources) - 1, "unknown resource or negative amount"};
     }
-    if (need.amount > limits_.resource_caps[need.resource]) {
-      return {Errc::CanNeverFit, "resources", need.amount, limits_.resource_caps[need.resource],
+    std::int64_t amount = 0;  // a resource may be named more than once
+    for (const ResourceNeed& other : r.resources) {
+      amount = other.resource == need.resource
+                   ? saturating_add(amount, max_of<std::int64_t>(other.amount, 0))
+                   : amount;
+    }
+    if (amount > limits_.resource_caps[need.resource]) {
+      return {Errc::CanNeverFit, "resources", amount, limits_.resource_caps[need.resource],
               "needs more of a resource than there is"};
     }
   }
@@ -243,7 +255,7 @@ inline Status RequestDesk::admissible(const Request& r,
             "the prompt has to run in one step and no step is that large"};
   }
   const TimeNs now{max_of(now_.load(std::memory_order_relaxed), r.arrival.ns)};
-  if (r.start_by < now || r.finish_by < now) {
+  if (kind == Kind::New && (r.start_by < now || r.finish_by < now)) {
     const bool is_start = r.start_by < now;
     return {Errc::Expired, is_start ? "start_by" : "finish_by",
             is_start ? r.start_by.ns : r.finish_by.ns, now.ns, "had passed at submission"};
@@ -256,13 +268,13 @@ inline Status RequestDesk::admissible(const Request& r,
   return kOk;
 }
 
-inline Status RequestDesk::submit(const Request& request) noexcept {
-  submitted_.fetch_add(1, std::memory_order_relaxed);
-  if (is_closed()) {
+inline Status RequestDesk::submit(const Request& request, Kind kind) noexcept {
+  submitted_.fetch_add(1);
+  if (is_closed() && kind == Kind::New) {
     return reject({Errc::Closed, "", 0, 0, "the scheduler was closed"});
   }
   std::int64_t prompt_length = 0;
-  if (const Status s = admissible(request, prompt_length); !s) {
+  if (const Status s = admissible(request, kind, prompt_length); !s) {
     return reject(s);
   }
   const std::int64_t outputs = outputs_limit(request, prompt_length);
@@ -284,7 +296,7 @@ inline Status RequestDesk::submit(const Request& request) noexcept {
                    prompt_length + request.num_samples * outputs,
                    tokens_.total_pages() * page_tokens, "too many tokens are queued"});
   }
-  std::uint32_t slots[kMaxSamples];
+  std::uint32_t slots[kMaxSamples]{};
   std::int32_t taken = 0;
   while (taken < request.num_samples && (slots[taken] = free_slots_.pop()) != kNil) {
     ++taken;
@@ -367,7 +379,15 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
     record.stop_tokens[record.num_stop++] = token;
   }
   for (const ResourceNeed& need : r.resources) {
-    record.needs[record.num_needs++] = need;
+    std::uint8_t i = 0;
+    while (i < record.num_needs && record.needs[i].resource != need.resource) {
+      ++i;
+    }
+    if (i == record.num_needs) {
+      record.needs[record.num_needs++] = need;
+    } else {
+      record.needs[i].amount += need.amount;
+    }
   }
   const std::int64_t page_tokens = tokens_.page_tokens();
   record.pages = prompt_pages(r, prompt_length);
