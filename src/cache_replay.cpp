@@ -30,8 +30,10 @@ class PromptContent {
 
   [[nodiscard]] SequenceContentView view(const std::vector<ContentDigest>& digests,
                                          std::int64_t num_blocks) {
-    std::memcpy(storage_.data(), digests.data(),
-                static_cast<std::size_t>(num_blocks) * sizeof(ContentDigest));
+    if (num_blocks != 0) {  // A null pointer is none of memcpy's business.
+      std::memcpy(storage_.data(), digests.data(),
+                  static_cast<std::size_t>(num_blocks) * sizeof(ContentDigest));
+    }
     SequenceContentView view{};
     view.scope = &scope_;
     view.storage = storage_.data();

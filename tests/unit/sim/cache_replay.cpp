@@ -75,7 +75,7 @@ std::int64_t reference_hits(const Trace& trace, std::size_t num_blocks) {
 
 }  // namespace
 
-TEST_CASE("replay_cache finds what a list of least recently used blocks finds", "[sim][cache]") {
+TEST_CASE("a cache replay finds what a list of least recently used blocks finds", "[sim][cache]") {
   const Trace trace = make_trace(400);
   for (const std::int64_t num_blocks : {1, 7, 30, 60, 200, 100'000}) {
     INFO(num_blocks);
@@ -87,7 +87,7 @@ TEST_CASE("replay_cache finds what a list of least recently used blocks finds", 
   }
 }
 
-TEST_CASE("replay_cache gives its golden figures", "[sim][cache]") {
+TEST_CASE("a cache replay gives its golden figures", "[sim][cache]") {
   const Trace trace = make_trace(400);
   const CacheReplayRun run = replay_cache(trace, {.num_blocks = 60, .block_size = 512});
   REQUIRE(run.is_ok());
@@ -98,7 +98,7 @@ TEST_CASE("replay_cache gives its golden figures", "[sim][cache]") {
   CHECK(run.num_cut == 0);
 }
 
-TEST_CASE("replay_cache counts a last block that is not full, once its ids are known",
+TEST_CASE("a cache replay counts a last block that is not full, once its ids are known",
           "[sim][cache]") {
   Trace trace;
   trace.hash_block_tokens = 512;
@@ -130,7 +130,7 @@ TEST_CASE("replay_cache counts a last block that is not full, once its ids are k
   }
 }
 
-TEST_CASE("replay_cache refuses what it can not simulate", "[sim][cache]") {
+TEST_CASE("a cache replay refuses what it can not simulate", "[sim][cache]") {
   const Trace trace = make_trace(3);
   CHECK(std::string(replay_cache(trace, {.num_blocks = 0, .block_size = 512}).status.field) ==
         "num_blocks");
@@ -141,7 +141,7 @@ TEST_CASE("replay_cache refuses what it can not simulate", "[sim][cache]") {
   CHECK(none.hit_ratio() == 0.0);
 }
 
-TEST_CASE("replay_cache finds the shared prefixes of a generated workload", "[sim][cache]") {
+TEST_CASE("a cache replay finds the shared prefixes of a generated workload", "[sim][cache]") {
   dynbatch::WorkloadConfig config;
   config.num_requests = 50;
   config.input.parts[0] = {.weight = 1.0, .median = 100.0};
