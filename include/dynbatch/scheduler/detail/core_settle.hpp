@@ -107,8 +107,11 @@ void SchedulerCore<P>::settle_plain(PlanRecord& record, const Token* tokens, Tim
 template <class P>
 void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result, TimeNs now,
                                     StepFeedback& feedback) noexcept {
+  bool is_withdrawn = false;
   for (std::size_t i = 0; i < record.num_chunks && !result.outcomes.empty(); ++i) {
     const Outcome& outcome = result.outcomes[i];
+    is_withdrawn =
+        is_withdrawn || (outcome.kind != OutcomeKind::Ok && outcome.kind != OutcomeKind::Stop);
     if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
       undo_chunk(record.chunks[i], record.undo[i], false, outcome.kind == OutcomeKind::Failed,
                  false, now);
@@ -123,7 +126,9 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
       undo_chunk(rest, record.undo[i], false, false, false, now);
     }
   }
-  reset_readers();
+  if (is_withdrawn) {
+    reset_readers();
+  }
   policies_.pool.settle(record.plan.id);
   for (std::size_t i = 0; i < record.num_chunks; ++i) {
     const Chunk& chunk = record.chunks[i];
