@@ -34,6 +34,12 @@ StepReport run_step(Scheduler& scheduler, E& executor, StepResultBuffer& result,
   if (plan == nullptr) {
     return {StepOutcome::NoPlan, kOk};
   }
+  if (!plan->is_sealed) {
+    (void)scheduler.abandon(*plan, AbandonReason::NotRun, clock());
+    return {
+        StepOutcome::Abandoned,
+        {Errc::NotSupported, "num_ranks", 0, 1, "ranks in lock-step seal their plans themselves"}};
+  }
   result.reset(*plan);
   const TimeNs launched = clock();
 #if DYNBATCH_EXCEPTIONS

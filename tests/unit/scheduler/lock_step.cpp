@@ -163,6 +163,23 @@ TEST_CASE("R31 four ranks with 100, 100, 1 and 0 tokens decide alike") {
   }
 }
 
+TEST_CASE("run_step leaves lock-step to the host") {
+  struct Never {
+    [[nodiscard]] Capabilities capabilities() const { return {}; }
+    void execute(const StepPlan&, StepResultBuffer&) { FAIL("an unsealed plan was executed"); }
+  };
+  RankScheduler s = make_rank(0, 2);
+  REQUIRE(submit_to(s, 1, 10, 2));
+  Never executor;
+  StepResultBuffer result;
+  REQUIRE(s.make_result(result));
+  const StepReport report = run_step(s, executor, result, [] { return TimeNs{}; });
+  CHECK(report.outcome == StepOutcome::Abandoned);
+  CHECK(report.status.code == Errc::NotSupported);
+  CHECK(s.stats().plans_in_flight == 0);
+  CHECK(s.check());
+}
+
 TEST_CASE("A rank alone pads decodes to captured sizes too") {
   RankScheduler s = make_rank(0, 1);
   for (std::uint64_t i = 1; i <= 5; ++i) {
