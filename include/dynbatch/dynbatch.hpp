@@ -58,6 +58,7 @@
 #include <dynbatch/scheduler/flight_recorder.hpp>
 #include <dynbatch/scheduler/run_step.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>
+#include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/capacity_search.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 #include <dynbatch/sim/flight_log.hpp>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Law 7: the flight log of a random run holds all that its plans depend on.
+// Two fuzz targets are linked into one test program: each entry point needs a name of its own.
+#define LLVMFuzzerTestOneInput flight_log_one_input
 #include "../../fuzz/flight_log.cpp"
 
 #include <dynbatch/base/random.hpp>

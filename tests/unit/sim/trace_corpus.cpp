@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the fuzz target of the trace readers over its corpus with all options.
+// Two fuzz targets are linked into one test program: each entry point needs a name of its own.
+#define LLVMFuzzerTestOneInput trace_reader_one_input
 #include "../../fuzz/trace_reader.cpp"
 
 #include <algorithm>

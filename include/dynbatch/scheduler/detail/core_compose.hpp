@@ -328,12 +328,7 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
         continue;
       }
       if (num_running_ == 1) {
-        // Samples that have not gone separate ways end with the first one.
-        const RequestRecord& request = desk_[r.slot];
-        const bool ends_all = request.sample == 0 && !request.is_forked;
-        for (std::uint32_t at = r.slot; at != kNil; at = ends_all ? desk_[at].next_sample : kNil) {
-          finish_sequence(at, FinishReason::Capacity, now_);
-        }
+        finish_sequence(r.slot, FinishReason::Capacity, now_);
         return false;
       }
       give_way(record, row, budget);
