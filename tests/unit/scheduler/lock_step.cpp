@@ -163,7 +163,7 @@ TEST_CASE("R31 four ranks with 100, 100, 1 and 0 tokens decide alike") {
   }
 }
 
-TEST_CASE("run_step leaves lock-step to the host") {
+TEST_CASE("The one-call step leaves lock-step to the host") {
   struct Never {
     [[nodiscard]] Capabilities capabilities() const { return {}; }
     void execute(const StepPlan&, StepResultBuffer&) { FAIL("an unsealed plan was executed"); }
