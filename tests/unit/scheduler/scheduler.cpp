@@ -391,25 +391,44 @@ TEST_CASE("Decodes that fill every step do not starve a started prefill, nor one
 }
 
 TEST_CASE("A prompt that ends in a step is not decoded in the same step") {
-  // Prefill goes first after a step whose budget left it nothing; its row then stands in the decode
-  // list while the plan is still under construction.
+  // Decodes with drafts use up a step and leave a started prompt out. It goes first in the next
+  // step, ends there, and then stands among the decodes while that plan is still under
+  // construction.
   SmallOptions o;
-  o.budget = 4;
+  o.budget = 8;
   o.plans = 3;
   o.future_tokens = true;
+  o.config.max_draft_tokens = 2;
   SmallScheduler s = make_small(o);
-  for (std::uint64_t i = 1; i <= 4; ++i) {
-    REQUIRE(submit(s, i, 1, 50));
+  StepResultBuffer result;
+  REQUIRE(s.make_result(result));
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    REQUIRE(submit(s, i, 1, 60));
   }
-  step(s);
-  REQUIRE(submit(s, 9, 3, 50));
-  for (int i = 0; i < 40; ++i) {
+  const Token drafts[] = {1, 1};
+  const Token one[] = {1};
+  const Scheduled expected[] = {
+      {{1, 1}, {2, 1}, {3, 1}},          // prompts
+      {{1, 3}, {2, 3}, {3, 1}, {9, 1}},  // what two sequences' drafts leave of the step
+      {{1, 3}, {2, 3}, {3, 2}},          // nothing is left
+      {{9, 2}, {1, 1}, {2, 1}, {3, 1}},  // the prompt first; its own decode comes later
+      {{1, 1}, {2, 1}, {3, 1}, {9, 1}}};
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
     const StepPlan* plan = s.plan(TimeNs{});
     REQUIRE(plan != nullptr);
-    std::map<std::int32_t, int> seen;
+    CHECK(tokens_of(plan) == expected[i]);
+    CHECK(plan->chunks.size() == expected[i].size());
+    result.reset(*plan);
     for (const Chunk& c : plan->chunks) {
-      CHECK(++seen[c.row.value] == 1);
+      const bool has_drafts = i == 1 || (i == 0 && c.request.value < 3);
+      if (c.num_samples > 0) {
+        result.add_sample(one,
+                          has_drafts ? std::span<const Token>(drafts) : std::span<const Token>());
+      }
     }
-    REQUIRE(settle(s, *plan, TimeNs{}));
+    REQUIRE(s.commit(*plan, result.view(), TimeNs{}));
+    if (i == 0) {
+      REQUIRE(submit(s, 9, 3, 60));
+    }
   }
 }

@@ -200,8 +200,7 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
       continue;
     }
     RowState& r = rows_[static_cast<std::size_t>(row)];
-    if (!may_plan(r) || r.last_plan == record.plan.id.value ||
-        r.known + r.pending_samples >= r.known_limit) {
+    if (!may_plan(r) || r.known + r.pending_samples >= r.known_limit) {
       continue;  // it stands in a plan in flight, or in this one, or all it may produce is planned
     }
     if (budget.tokens == 0) {
