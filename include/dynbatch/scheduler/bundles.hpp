@@ -333,13 +333,35 @@ struct PrefillFirstBundle : BudgetPreset<PrefillFirstBundle> {
   }
 };
 
+/// What the bundles after TensorRT-LLM share: prompts run whole unless `chunked` is set.
+template <class Bundle>
+struct WholePromptPreset : BudgetPreset<Bundle> {
+  [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
+    return key == "chunked";
+  }
+  /// Sets one option; a typed error names the key (unknown keys: field "option").
+  [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
+    Status status;
+    if (this->set_sizer(key, value, status)) {
+      return status;
+    }
+    if (key == "chunked") {
+      return detail::parse_option(value, "chunked",
+                                  static_cast<Bundle&>(*this).admission.split_prompts);
+    }
+    return {Errc::InvalidArgument, "option", 0, 0, Bundle::kUnknownOption};
+  }
+};
+
 /// TensorRT-LLM's GUARANTEED_NO_EVICT: blocks for prompt + the most it may produce at admission, in
 /// order, ended by the first that does not fit; decodes first, then prompts. `chunked` is its first
 /// come, first served context chunking, in whole blocks; without it a prompt longer than the budget
 /// is refused.
-struct NoEvictBundle : BudgetPreset<NoEvictBundle> {
+struct NoEvictBundle : WholePromptPreset<NoEvictBundle> {
   static constexpr const char* kName = "no_evict";
   static constexpr const char* kOptions = "budget, max_seqs, chunked";
+  static constexpr const char* kUnknownOption =
+      "unknown option; no_evict knows: budget, max_seqs, chunked";
 
   TokenBudgetSizer::Config sizer{.budget = 8192};
   FcfsAdmission::Config admission{.reserve = FcfsAdmission::Reserve::NoEvict,
@@ -347,29 +369,15 @@ struct NoEvictBundle : BudgetPreset<NoEvictBundle> {
                                   .chunk_unit = 0,
                                   .max_bypass = 0,
                                   .requeue_blocks = 0};
-
-  [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
-    return key == "chunked";
-  }
-  /// Sets one option; a typed error names the key (unknown keys: field "option").
-  [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
-    Status status;
-    if (set_sizer(key, value, status)) {
-      return status;
-    }
-    if (key == "chunked") {
-      return detail::parse_option(value, "chunked", admission.split_prompts);
-    }
-    return {Errc::InvalidArgument, "option", 0, 0,
-            "unknown option; no_evict knows: budget, max_seqs, chunked"};
-  }
 };
 
 /// TensorRT-LLM's MAX_UTILIZATION: a request starts as soon as blocks for its next step are there;
 /// when they run out the last started gives way, until the step fits.
-struct MaxUtilBundle : BudgetPreset<MaxUtilBundle> {
+struct MaxUtilBundle : WholePromptPreset<MaxUtilBundle> {
   static constexpr const char* kName = "max_util";
   static constexpr const char* kOptions = "budget, max_seqs, chunked";
+  static constexpr const char* kUnknownOption =
+      "unknown option; max_util knows: budget, max_seqs, chunked";
 
   TokenBudgetSizer::Config sizer{.budget = 8192};
   FcfsAdmission::Config admission{.reserve = FcfsAdmission::Reserve::FirstChunk,
@@ -377,22 +385,6 @@ struct MaxUtilBundle : BudgetPreset<MaxUtilBundle> {
                                   .chunk_unit = 0,
                                   .max_bypass = 0,
                                   .requeue_blocks = 0};
-
-  [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
-    return key == "chunked";
-  }
-  /// Sets one option; a typed error names the key (unknown keys: field "option").
-  [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
-    Status status;
-    if (set_sizer(key, value, status)) {
-      return status;
-    }
-    if (key == "chunked") {
-      return detail::parse_option(value, "chunked", admission.split_prompts);
-    }
-    return {Errc::InvalidArgument, "option", 0, 0,
-            "unknown option; max_util knows: budget, max_seqs, chunked"};
-  }
 };
 
 /// One entry of a policy list: views into the caller's text.

@@ -215,7 +215,7 @@ class SchedulerCore {
   void show_chunks(PlanRecord& record, TimeNs now) noexcept;
   [[nodiscard]] std::int32_t graph_size(std::int32_t rows) const noexcept;
   void seal(PlanRecord& record, std::span<const RankSummary> ranks) noexcept;
-  void explain_empty(TimeNs now) noexcept;
+  void explain_empty() noexcept;
   [[nodiscard]] std::int64_t spare_blocks() const noexcept {
     return policies_.pool.stats().available_blocks() - held_blocks_;
   }
@@ -379,9 +379,9 @@ class SchedulerCore {
   std::uint64_t flight_cost_ = 0;         // version of the step cost that is in the log
 
   struct Counters {
-    Counter accepted, finished, cancelled, expired, failed, waiting, running, plans, in_flight,
-        preemptions, prefill_tokens, recomputed_tokens, decode_tokens, output_tokens, prefix_hit,
-        prefix_query, draft_tokens, accepted_drafts;
+    Counter finished, cancelled, expired, failed, waiting, running, plans, in_flight, preemptions,
+        prefill_tokens, recomputed_tokens, decode_tokens, output_tokens, prefix_hit, prefix_query,
+        draft_tokens, accepted_drafts;
   } counters_;
 };
 

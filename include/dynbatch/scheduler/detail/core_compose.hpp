@@ -102,7 +102,7 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
     } while (record.num_chunks == 0 && num_running_ < before);
   }
   if (record.num_chunks == 0 && is_alone) {
-    explain_empty(now);
+    explain_empty();
     return nullptr;
   }
   show_chunks(record, now);
@@ -406,7 +406,7 @@ void SchedulerCore<P>::drop_chunk(PlanRecord& record, std::int32_t row, Budget& 
 }
 
 template <class P>
-void SchedulerCore<P>::explain_empty(TimeNs) noexcept {
+void SchedulerCore<P>::explain_empty() noexcept {
   status_.state = PlanState::NothingRunnable;
   if (first_cause_ != WaitCause::None) {
     status_.cause = first_cause_;

@@ -192,7 +192,6 @@ void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
     record.state = RequestState::Forking;
     record.was_admitted = at != slot;
   }
-  counters_.accepted.add(1);
   mark_dirty(slot);
   if (is_cancelled) {
     end_request(slot, EventKind::Cancelled, FinishReason::None, Errc::Ok, now);
