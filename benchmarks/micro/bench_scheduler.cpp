@@ -274,7 +274,8 @@ void register_plan_commit(int repetitions) {
 
 BENCHMARK(BM_Submit)->Name("BM_Submit")->ThreadRange(1, 2)->Iterations(200000)->UseRealTime();
 BENCHMARK(BM_CancelWaiting)
-    ->Name("BM_CancelWaiting/queued")
+    ->Name("BM_CancelWaiting")
+    ->ArgName("queued")
     ->Arg(1000)
     ->Arg(10000)
     ->Iterations(500);
