@@ -252,6 +252,7 @@ bool FlightLogReader::decode(std::span<const std::byte> payload, FlightRecord& o
     case FlightKind::Commit:
       parts.take(out.commit);
       return parts.take(out.outcomes, out.commit.num_outcomes)
+          .take(out.continuations, out.commit.num_continuations)
           .take(out.token_begin, out.commit.num_token_begin)
           .take(out.draft_begin, out.commit.num_draft_begin)
           .take(out.tokens, out.commit.num_tokens)
@@ -333,6 +334,7 @@ Request to_request(const FlightRecord& record, bool has_content, FlightRequestSc
   request.no_prefix_read = from.no_prefix_read != 0;
   request.sync_decode = from.sync_decode != 0;
   request.atomic_prefill = from.atomic_prefill != 0;
+  request.beam_search = from.beam_search != 0;
   request.stop_tokens = record.stop_tokens;
   scratch.needs.clear();
   for (const FlightNeed& need : record.needs) {

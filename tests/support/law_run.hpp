@@ -140,6 +140,8 @@ class LawRun {
   [[nodiscard]] std::int64_t plans() const { return plans_; }
   [[nodiscard]] const SchedulerStats& final_stats() const { return final_stats_; }
   [[nodiscard]] std::int64_t kv_reads() const { return executor_.kv_reads; }
+  /// Beam searches that came to their end.
+  [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
   /// The flight log so far.
   [[nodiscard]] const std::vector<std::byte>& log() const { return log_; }
@@ -321,6 +323,7 @@ class LawRun {
     q.atomic_prefill = rng_.one_in(12);
     if ((mix_.extras & 1) != 0 && q.max_new_tokens != 0 && rng_.one_in(3)) {
       q.num_samples = static_cast<std::int32_t>(rng_.between(2, 4));
+      q.beam_search = rng_.one_in(3);
     }
     ResourceNeed need{0, rng_.between(0, 4)};
     if (rng_.one_in(8)) {
@@ -559,7 +562,10 @@ class LawRun {
       fail("not exactly one terminal event");
     }
     const bool is_finished = record.terminal == EventKind::Finished;
-    for (std::int32_t sample = 0; sample < r.request.num_samples; ++sample) {
+    if (r.request.beam_search && r.request.num_samples > 1) {
+      check_beams(r, record);
+    }
+    for (std::int32_t sample = 0; !r.request.beam_search && sample < r.request.num_samples; ++sample) {
       static const std::vector<Token> kNone;
       const auto other = record.others.find(sample);
       const std::vector<Token>& tokens =
@@ -612,6 +618,32 @@ class LawRun {
                // A tenant's limit may be smaller than what a request of several samples runs.
                !(mix_.order == 5 && record.error == Errc::CanNeverFit)) {
       fail("failed without a fault");
+    }
+  }
+
+  /// Beams: all of a search's tokens came at its end, and are what its steps make them.
+  void check_beams(const ToyRequest& r, const ToyRecord& record) {
+    std::size_t steps = record.tokens.size();
+    for (const auto& [sample, tokens] : record.others) {
+      steps = std::max(steps, tokens.size());
+    }
+    const bool is_finished = record.terminal == EventKind::Finished;
+    const ToyBeams beams = toy_beams(r, static_cast<std::int64_t>(steps));
+    num_beams_ += is_finished ? 1 : 0;
+    for (std::int32_t sample = 0; sample < r.request.num_samples; ++sample) {
+      const auto i = static_cast<std::size_t>(sample);
+      const auto other = record.others.find(sample);
+      const std::vector<Token> tokens =
+          sample == 0 ? record.tokens
+                      : (other == record.others.end() ? std::vector<Token>() : other->second);
+      if (tokens != beams.tokens[i]) {
+        fail("law 10: the tokens of beam " + std::to_string(sample) + " of request " +
+             std::to_string(r.request.user_data) + " depend on the schedule");
+      }
+      const auto end = record.sample_ends.find(sample);
+      if (is_finished && (end == record.sample_ends.end() || end->second != beams.ends[i])) {
+        fail("a beam of request " + std::to_string(r.request.user_data) + " ended wrongly");
+      }
     }
   }
 
@@ -672,6 +704,7 @@ class LawRun {
   std::uint64_t digest_ = 0;
   std::int64_t plans_ = 0;
   std::int64_t kv_limit_ = 0;
+  std::int64_t num_beams_ = 0;
   struct Wait {
     std::int64_t skipped = 0;
     std::int64_t wanted = 1;

@@ -18,7 +18,9 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace dynbatch::test {
@@ -47,6 +49,99 @@ inline Token toy_token(std::uint64_t tag, std::int64_t index, std::int32_t sampl
   const std::uint64_t key = tag * 1000003U + static_cast<std::uint64_t>(index) +
                             static_cast<std::uint64_t>(sample) * std::uint64_t{0x9E3779B97F4A7C15};
   return static_cast<Token>(mix64(key) % 50000U);
+}
+
+/// The beams of a search after some steps, as every correct schedule has them: by sample, its tokens
+/// and how it ended, None = it goes on.
+struct ToyBeams {
+  std::vector<std::vector<Token>> tokens;
+  std::vector<FinishReason> ends;
+
+  [[nodiscard]] std::vector<std::int32_t> alive() const {
+    std::vector<std::int32_t> samples;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i] == FinishReason::None) {
+        samples.push_back(static_cast<std::int32_t>(i));
+      }
+    }
+    return samples;
+  }
+};
+
+/// What a toy host answers after step `step` >= 1: for each new beam the number of its parent among
+/// the beams alive, and its token. Now and then a beam has no successor at all.
+inline std::vector<std::pair<std::int32_t, Token>> toy_continuations(const ToyRequest& r,
+                                                                     std::int64_t step,
+                                                                     std::int64_t width) {
+  const std::uint64_t key = combine64(r.request.user_data + 5, static_cast<std::uint64_t>(step));
+  const std::int64_t n = width > 1 && mix64(key) % 9 == 0 ? width - 1 : width;
+  std::vector<std::pair<std::int32_t, Token>> all;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint64_t k = combine64(key, static_cast<std::uint64_t>(i) + 1);
+    const bool stops = !r.stop.empty() && mix64(k + 3) % 12 == 0;
+    all.push_back({static_cast<std::int32_t>(mix64(k) % static_cast<std::uint64_t>(width)),
+                   stops ? r.stop[0] : static_cast<Token>(mix64(k + 1) % 50000U)});
+  }
+  return all;
+}
+
+/// The beams after `steps` tokens, followed step by step; independent of any scheduler.
+inline ToyBeams toy_beams(const ToyRequest& r, std::int64_t steps) {
+  ToyBeams beams;
+  const auto samples = static_cast<std::size_t>(r.request.num_samples);
+  beams.tokens.resize(samples);
+  beams.ends.assign(samples, FinishReason::None);
+  const auto close = [&](std::size_t sample) {
+    const auto n = static_cast<std::int64_t>(beams.tokens[sample].size());
+    if (!r.stop.empty() && beams.tokens[sample].back() == r.stop[0] &&
+        n >= r.request.min_new_tokens) {
+      beams.ends[sample] = FinishReason::StopToken;
+    } else if (n == r.request.max_new_tokens) {
+      beams.ends[sample] = FinishReason::Length;
+    }
+  };
+  for (std::int64_t step = 0; step < steps; ++step) {
+    if (step == 0) {
+      for (std::size_t i = 0; i < samples; ++i) {
+        beams.tokens[i].push_back(
+            toy_token(r.request.user_data, 0, static_cast<std::int32_t>(i)));
+        close(i);
+      }
+      continue;
+    }
+    const std::vector<std::int32_t> alive = beams.alive();
+    if (alive.empty()) {
+      break;
+    }
+    const ToyBeams before = beams;
+    std::set<std::int32_t> parents;
+    const auto all = toy_continuations(r, step, static_cast<std::int64_t>(alive.size()));
+    for (const auto& [parent, token] : all) {
+      parents.insert(parent);
+    }
+    std::set<std::int32_t> taken;
+    for (const auto& [parent, token] : all) {
+      std::int32_t target = parent;
+      if (taken.count(parent) != 0) {
+        target = 0;
+        while (parents.count(target) != 0 || taken.count(target) != 0) {
+          ++target;
+        }
+      }
+      taken.insert(target);
+      const auto sample = static_cast<std::size_t>(alive[static_cast<std::size_t>(target)]);
+      beams.tokens[sample] =
+          before.tokens[static_cast<std::size_t>(alive[static_cast<std::size_t>(parent)])];
+      beams.tokens[sample].push_back(token);
+      close(sample);
+    }
+    for (std::size_t i = 0; i < alive.size(); ++i) {
+      if (taken.count(static_cast<std::int32_t>(i)) == 0) {
+        beams.ends[static_cast<std::size_t>(alive[i])] = FinishReason::Host;
+      }
+    }
+  }
+  return beams;
 }
 
 /// How often an executor misbehaves: one chunk in n, 0 = never.
@@ -96,7 +191,9 @@ class ToyExecutor {
         ran = outcome.tokens;
       }
       std::int32_t accepted = 0;
+      const bool is_beam = is_beam_step(chunk);
       const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok, accepted);
+      beams_clean_ = beams_clean_ && is_clean && outcome.kind == OutcomeKind::Ok;
       for (std::int32_t n = 0; n < chunk.num_samples; ++n) {
         if (outcome.kind != OutcomeKind::Ok) {
           last_token_[chunk.row.value] = kGarbageToken;
@@ -125,16 +222,62 @@ class ToyExecutor {
         result.add_sample(tokens, drafts);
       }
       if (outcome.kind == OutcomeKind::Ok && chunk.num_samples == 1 && faults.stop > 0 &&
-          rng_.one_in(faults.stop)) {
+          !is_beam && rng_.one_in(faults.stop)) {
         outcome = {OutcomeKind::Stop, FinishReason::Host,
                    static_cast<std::int32_t>(rng_.between(0, accepted + 1))};
       }
       result.set_outcome(c, outcome);
+      if (c + 1 == plan.chunks.size() || !(plan.chunks[c + 1].request == chunk.request)) {
+        if (is_beam && beams_clean_) {
+          continue_beams(plan, c, result);
+        }
+        beams_clean_ = true;
+      }
     }
     result.set_measured(DurationNs{1'000'000});
   }
 
  private:
+  bool is_beam_step(const Chunk& chunk) const {
+    const auto r = requests_.find(chunk.user_data);
+    return r != requests_.end() && r->second.request.beam_search &&
+           r->second.request.num_samples > 1 && chunk.kind == ChunkKind::Decode;
+  }
+  const ToyBeams& beams_at(std::uint64_t tag, std::int64_t steps) const {
+    const auto key = std::make_pair(tag, steps);
+    auto at = beams_.find(key);
+    if (at == beams_.end()) {
+      at = beams_.emplace(key, toy_beams(requests_.at(tag), steps)).first;
+    }
+    return at->second;
+  }
+  /// The chunks that end with chunk `last` are all beams of a request: says how they go on.
+  void continue_beams(const StepPlan& plan, std::size_t last, StepResultBuffer& result) {
+    const Chunk& chunk = plan.chunks[last];
+    std::size_t first = last;
+    while (first > 0 && plan.chunks[first - 1].request == chunk.request) {
+      --first;
+    }
+    const std::int64_t step = chunk.first_position + 1 - prompt_length(chunk.user_data);
+    const std::vector<std::int32_t> alive = beams_at(chunk.user_data, step).alive();
+    if (alive.size() != last + 1 - first) {
+      fail("beams of a request run apart");
+      return;
+    }
+    for (std::size_t i = first; i <= last; ++i) {
+      if (plan.chunks[i].sample != alive[i - first] ||
+          plan.chunks[i].first_position != chunk.first_position) {
+        fail("beams of a request are out of step");
+      }
+    }
+    for (const auto& [parent, token] :
+         toy_continuations(requests_.at(chunk.user_data), step,
+                           static_cast<std::int64_t>(alive.size()))) {
+      result.add_continuation(
+          {plan.chunks[first + static_cast<std::size_t>(parent)].sequence, token});
+    }
+  }
+
   std::int64_t prompt_length(std::uint64_t tag) const {
     const ToyRequest& r = requests_.at(tag);
     return r.request.prompt.kind == PromptKind::Tokens ? static_cast<std::int64_t>(r.prompt.size())
@@ -214,6 +357,11 @@ class ToyExecutor {
   std::uint64_t content(std::uint64_t tag, std::int32_t sample, std::int64_t p) const {
     const ToyRequest& r = requests_.at(tag);
     const std::int64_t prompt = prompt_length(tag);
+    if (p >= prompt && beam_step_ > 0) {
+      const std::vector<Token>& tokens =
+          beams_at(tag, beam_step_).tokens[static_cast<std::size_t>(sample)];
+      return static_cast<std::uint64_t>(tokens.at(static_cast<std::size_t>(p - prompt)));
+    }
     if (p >= prompt) {
       return static_cast<std::uint64_t>(toy_token(tag, p - prompt, sample));
     }
@@ -234,7 +382,8 @@ class ToyExecutor {
   }
   /// Hash of everything position p's KV depends on.
   std::uint64_t chain(std::uint64_t tag, std::int32_t sample, std::int64_t p) {
-    std::vector<std::uint64_t>& known = chains_[{tag, sample}];
+    // The history of a beam depends on the step.
+    std::vector<std::uint64_t>& known = chains_[{tag, sample, beam_step_}];
     if (known.empty()) {
       known.assign(1, scope_hash(tag));
     }
@@ -252,6 +401,14 @@ class ToyExecutor {
     const std::uint64_t tag = chunk.user_data;
     if (requests_.find(tag) == requests_.end()) {
       fail("a plan names an unknown request");
+      return false;
+    }
+    beam_step_ = is_beam_step(chunk) ? chunk.first_position + 1 - prompt_length(tag) : 0;
+    if (beam_step_ > 0 &&
+        static_cast<std::int64_t>(
+            beams_at(tag, beam_step_).tokens[static_cast<std::size_t>(chunk.sample)].size()) !=
+            beam_step_) {
+      fail("a beam that has ended still runs");
       return false;
     }
     bool is_clean = true;
@@ -332,7 +489,11 @@ class ToyExecutor {
   Capabilities capabilities_;
   SplitMix64 rng_;
   std::unordered_map<std::uint64_t, ToyRequest> requests_;
-  std::map<std::pair<std::uint64_t, std::int32_t>, std::vector<std::uint64_t>> chains_;
+  std::map<std::tuple<std::uint64_t, std::int32_t, std::int64_t>, std::vector<std::uint64_t>>
+      chains_;
+  mutable std::map<std::pair<std::uint64_t, std::int64_t>, ToyBeams> beams_;
+  std::int64_t beam_step_ = 0;  // of the chunk under way, 0 = no beam
+  bool beams_clean_ = true;     // all beams so far of the request under way ran
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;
   std::unordered_map<std::int32_t, Token> last_token_;

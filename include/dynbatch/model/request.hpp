@@ -104,6 +104,10 @@ struct Request {
       false;  ///< Never reads the prefix cache (prompt log-probabilities); still fills it.
   bool sync_decode = false;     ///< The host must see each token before the next is planned.
   bool atomic_prefill = false;  ///< The prompt runs in one chunk or not at all.
+  /// The samples are the beams of one search: they decode in the same plans, the host says after
+  /// each step how they go on (StepResult::continuations), and all their tokens are delivered at
+  /// the end. Needs a bounded max_new_tokens; KV for the full length is kept from the start.
+  bool beam_search = false;
 };
 
 /// Most stop tokens a request may carry.

@@ -38,11 +38,39 @@ struct Outcome {
   std::int32_t tokens = 0;
 };
 
-/// A beam continuation: the sequence goes on from `parent`'s state with `token`.
+/// A beam goes on from the state that `parent` has after the step, with `token`. Which sequence
+/// that beam is from now on: assign_beams().
 struct Continuation {
   SequenceId parent{};
   Token token = 0;
 };
+
+/// Where continuations go. The beams of a request that stand in a plan are numbered in plan order,
+/// 0..width - 1; parents[i] is the number of continuation i's parent. The first continuation of a
+/// parent stays in its sequence; each further one takes the lowest sequence that no continuation
+/// names and none has taken. `targets` is as long as `parents`, at most width <= 64; sequences that
+/// are nobody's target end. O(width).
+inline void assign_beams(std::span<const std::int32_t> parents, std::int32_t width,
+                         std::span<std::int32_t> targets) noexcept {
+  std::uint64_t taken = 0;
+  for (const std::int32_t parent : parents) {
+    taken |= std::uint64_t{1} << static_cast<unsigned>(parent);
+  }
+  std::uint64_t met = 0;
+  for (std::size_t i = 0; i < parents.size(); ++i) {
+    const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(parents[i]);
+    targets[i] = parents[i];
+    if ((met & bit) != 0) {
+      std::int32_t next = 0;
+      while (next + 1 < width && ((taken >> static_cast<unsigned>(next)) & 1U) != 0) {
+        ++next;
+      }
+      taken |= std::uint64_t{1} << static_cast<unsigned>(next);
+      targets[i] = next;
+    }
+    met |= bit;
+  }
+}
 
 /// A view of a step's results. token_begin is a CSR over the plan's samples: sample s of the plan
 /// produced tokens [token_begin[s], token_begin[s + 1]).
@@ -52,6 +80,9 @@ struct StepResult {
   std::span<const Token> tokens{};
   std::span<const std::int32_t> draft_begin{};  ///< [num_samples + 1] CSR over drafts, or empty.
   std::span<const Token> drafts{};  ///< Proposals for the next step of each sample's sequence.
+  /// How beams go on, in plan order of their requests; at most as many a request as it has beams in
+  /// the plan, all of which must be Ok. A request without any goes on as it is, each beam with its
+  /// own sampled token; with them its beams need no tokens.
   std::span<const Continuation> continuations{};
   std::span<const std::uint32_t>
       expert_counts{};       ///< [num_layers, num_experts] row-major, or empty.
@@ -72,7 +103,8 @@ class StepResultBuffer {
           begin_.allocate(static_cast<std::size_t>(max_samples) + 1, "max_samples"),
           tokens_.allocate(static_cast<std::size_t>(max_tokens), "max_tokens"),
           draft_begin_.allocate(static_cast<std::size_t>(max_samples) + 1, "max_samples"),
-          drafts_.allocate(static_cast<std::size_t>(max_drafts), "max_drafts")}) {
+          drafts_.allocate(static_cast<std::size_t>(max_drafts), "max_drafts"),
+          continuations_.allocate(static_cast<std::size_t>(max_samples), "max_samples")}) {
       if (!s) {
         return s;
       }
@@ -96,6 +128,7 @@ class StepResultBuffer {
     }
     tokens_.clear();
     drafts_.clear();
+    continuations_.clear();
     measured_ = {};
     expert_counts_ = {};
   }
@@ -130,6 +163,15 @@ class StepResultBuffer {
       is_overfull_ = true;
     }
   }
+  /// Adds how a beam goes on; see StepResult::continuations.
+  void add_continuation(Continuation continuation) noexcept {
+    is_plain_ = false;
+    if (continuations_.size() == continuations_.capacity()) {
+      is_overfull_ = true;
+      return;
+    }
+    continuations_.push_back(continuation);
+  }
   void set_measured(DurationNs measured) noexcept { measured_ = measured; }
   void set_expert_counts(std::span<const std::uint32_t> counts) noexcept {
     expert_counts_ = counts;
@@ -146,6 +188,7 @@ class StepResultBuffer {
       result.draft_begin = draft_begin_.span();
       result.drafts = drafts_.span();
     }
+    result.continuations = continuations_.span();
     result.expert_counts = expert_counts_;
     result.measured = measured_;
     result.is_overfull = is_overfull_;
@@ -158,6 +201,7 @@ class StepResultBuffer {
   FixedVector<Token> tokens_;
   FixedVector<std::int32_t> draft_begin_;
   FixedVector<Token> drafts_;
+  FixedVector<Continuation> continuations_;
   std::span<const std::uint32_t> expert_counts_{};
   DurationNs measured_{};
   bool is_overfull_ = false;

@@ -133,7 +133,8 @@ struct FlightRequest {
   FlightBool sync_decode = 0;
   FlightBool atomic_prefill = 0;
   FlightBool was_cancelled = 0;  ///< Before the driving thread took it in.
-  std::uint8_t reserved[3]{};
+  FlightBool beam_search = 0;
+  std::uint8_t reserved[2]{};
 };
 
 /// A request's need of a named resource.
@@ -223,6 +224,14 @@ struct FlightCommit {
   std::uint32_t num_draft_begin = 0;
   std::uint32_t num_tokens = 0;
   std::uint32_t num_drafts = 0;
+  std::uint32_t num_continuations = 0;
+};
+
+/// How a beam goes on; these follow the outcomes of a commit.
+struct FlightContinuation {
+  std::uint32_t parent_slot = 0;
+  std::uint32_t parent_generation = 0;
+  std::int32_t token = 0;
   std::uint32_t reserved = 0;
 };
 
@@ -304,6 +313,7 @@ static_assert(sizeof(FlightPlan) % 8 == 0 && is_flight_part<FlightPlan>);
 static_assert(sizeof(FlightCommit) % 8 == 0 && is_flight_part<FlightCommit>);
 static_assert(sizeof(FlightUndone) % 8 == 0 && is_flight_part<FlightUndone>);
 static_assert(sizeof(FlightEnded) % 8 == 0 && is_flight_part<FlightEnded>);
+static_assert(sizeof(FlightContinuation) == 16 && is_flight_part<FlightContinuation>);
 static_assert(is_flight_part<FlightWait> && is_flight_part<FlightChunk>);
 static_assert(is_flight_part<FlightAdmitted> && is_flight_part<FlightPreempted>);
 

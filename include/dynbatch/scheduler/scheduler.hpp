@@ -21,6 +21,7 @@
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/core.hpp>
 #include <dynbatch/scheduler/detail/core_admit.hpp>
+#include <dynbatch/scheduler/detail/core_beams.hpp>
 #include <dynbatch/scheduler/detail/core_compose.hpp>
 #include <dynbatch/scheduler/detail/core_flight.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>

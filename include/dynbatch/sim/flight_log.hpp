@@ -62,6 +62,7 @@ struct FlightRecord {
   std::vector<FlightChunk> chunks;
   std::vector<FlightRank> ranks;
   std::vector<FlightOutcome> outcomes;
+  std::vector<FlightContinuation> continuations;
   std::vector<std::int32_t> token_begin;
   std::vector<std::int32_t> draft_begin;
   std::vector<Token> drafts;

@@ -217,8 +217,13 @@ class LogReplayer {
       outcomes_.push_back({static_cast<OutcomeKind>(from.kind),
                            static_cast<FinishReason>(from.reason), from.tokens});
     }
+    continuations_.clear();
+    for (const FlightContinuation& from : record_.continuations) {
+      continuations_.push_back({{from.parent_slot, from.parent_generation}, from.token});
+    }
     StepResult result;
     result.outcomes = outcomes_;
+    result.continuations = continuations_;
     result.token_begin = record_.token_begin;
     result.tokens = record_.tokens;
     result.draft_begin = record_.draft_begin;
@@ -277,6 +282,7 @@ class LogReplayer {
   FlightRequestScratch scratch_;
   std::vector<const StepPlan*> in_flight_;
   std::vector<Outcome> outcomes_;
+  std::vector<Continuation> continuations_;
   std::vector<RankSummary> ranks_;
   std::array<Event, 64> events_{};
   std::uint64_t plan_ = 0;

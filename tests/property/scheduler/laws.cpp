@@ -21,6 +21,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   std::int64_t plans = 0;
   std::uint64_t preemptions = 0;
   std::uint64_t hits = 0;
+  std::int64_t beams = 0;
   for (const LawMix& mix : pairwise_cover()) {
     for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
       INFO(mix.name() << ", seed " << seed);
@@ -33,12 +34,14 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
       plans += run.plans();
       preemptions += run.final_stats().preemptions;
       hits += run.final_stats().prefix_hit_tokens;
+      beams += run.num_beams();
     }
   }
   // The runs must reach what they are meant to test.
   CHECK(plans > 10000);
   CHECK(preemptions > 100);
   CHECK(hits > 1000);
+  CHECK(beams > 100);
 }
 
 TEST_CASE("Mixes that once broke a law keep all of them") {

@@ -133,6 +133,7 @@ class SchedulerCore {
   void set_phase(std::int32_t row, RowPhase phase) noexcept;
   void roll_back(std::int32_t row, std::int32_t position, std::int32_t pending,
                  RowPhase phase) noexcept;
+  void send_back(std::int32_t row) noexcept;
   void preempt(std::int32_t row, Budget& budget) noexcept;
   void hold_blocks(RowState& r, std::int64_t blocks) noexcept;
   [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept;
@@ -255,6 +256,24 @@ class SchedulerCore {
   void drop_fork(const ForkCopy& fork) noexcept;
   void prune_forks() noexcept;
 
+  // core_beams.hpp
+  [[nodiscard]] std::int64_t beam_blocks(const RequestRecord& record) const noexcept;
+  bool plan_beams(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
+  [[nodiscard]] std::size_t beams_end(const PlanRecord& record, std::size_t first) const noexcept;
+  [[nodiscard]] bool beams_ran(const PlanRecord& record, const StepResult& result,
+                               std::size_t i) const noexcept;
+  [[nodiscard]] std::size_t num_continuations(
+      const PlanRecord& record, std::size_t first, std::size_t end,
+      std::span<const Continuation> continuations) const noexcept;
+  [[nodiscard]] Status validate_continuations(const PlanRecord& record,
+                                              const StepResult& result) const noexcept;
+  void settle_beams(const PlanRecord& record, std::size_t first, std::size_t end,
+                    std::span<const Continuation> continuations, TimeNs now,
+                    StepFeedback& feedback) noexcept;
+  bool replant_beam(std::int32_t source, std::int32_t target) noexcept;
+  void copy_outputs(const RowState& from, RowState& to) noexcept;
+  void restart_beams(std::uint32_t slot) noexcept;
+
   // core_report.hpp
   void push_dirty(std::uint32_t slot) noexcept;
   void mark_dirty(std::uint32_t slot) noexcept;
@@ -272,6 +291,8 @@ class SchedulerCore {
   void record_seal(const StepPlan& plan, std::span<const RankSummary> ranks) noexcept;
   void record_commit(const StepPlan& plan, const StepResult& result, bool is_plain,
                      TimeNs now) noexcept;
+  [[nodiscard]] Token hidden_token(const RequestRecord& request, Token token) const noexcept;
+  void record_continuations(const PlanRecord& record, const StepResult& result) noexcept;
   void record_tokens(const StepPlan& plan, const StepResult& result) noexcept;
   void record_admitted(std::uint32_t slot, std::int64_t known, std::int64_t hit) noexcept;
   void record_preempted(const RowState& r) noexcept;

@@ -142,8 +142,13 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
        .num_running = num_running_,
        .pool = policies_.pool.stats(),
        .num_preemptions = record.preemptions});
-  const std::int64_t required =
+  std::int64_t required =
       blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
+  std::int64_t held = blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
+  if (record.is_beam) {
+    required = max_of(required, beam_blocks(record));
+    held = max_of(held, beam_blocks(record));
+  }
   const std::int64_t headroom = num_running_ > 0
                                     ? clamp_to<std::int64_t>(reservation.headroom_blocks, 0,
                                                              policies_.pool.stats().total_blocks)
@@ -152,8 +157,11 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   // ones.
   std::int64_t fork_blocks =
       block_size_ > 0 && record.prompt_length % block_size_ != 0 ? rows - 1 : 0;
+  if (record.is_beam && block_size_ > 0) {
+    fork_blocks = (rows - 1) * (beam_blocks(record) - record.prompt_length / block_size_);
+  }
   const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
-  if (num_running_ == 0) {
+  if (num_running_ == 0 && !record.is_beam) {
     // Nobody would make room later: samples that find no block then compute the prompt themselves.
     // The prompt itself comes first, whatever the policy asked to have at once.
     const std::int64_t whole = blocks_for(known) - match.num_blocks + match.idle_blocks;
@@ -223,8 +231,6 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   r.fork_blocks = static_cast<std::int32_t>(fork_blocks);
   held_blocks_ += fork_blocks;
   set_phase(row, RowPhase::Prefill);
-  const std::int64_t held =
-      blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
   append_prefill(plan_record, row, static_cast<std::int32_t>(n), budget);
   hold_blocks(r, max_of<std::int64_t>(held - blocks_for(r.table_tokens), 0));
   if (flight_.is_on()) {
@@ -262,7 +268,8 @@ void SchedulerCore<P>::displace(PlanRecord& record, std::uint32_t slot, std::int
     candidates_.clear();
     for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
       const std::uint32_t running = rows_[static_cast<std::size_t>(at)].slot;
-      if (AdmissionOptions::displaces(policies_.admission, waiting, admission_view(running))) {
+      if (!rows_[static_cast<std::size_t>(at)].is_beam &&
+          AdmissionOptions::displaces(policies_.admission, waiting, admission_view(running))) {
         candidates_.push_back(at);
       }
     }

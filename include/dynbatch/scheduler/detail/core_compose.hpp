@@ -203,6 +203,13 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
     if (!may_plan(r) || r.known + r.pending_samples >= r.known_limit) {
       continue;  // it stands in a plan in flight, or in this one, or all it may produce is planned
     }
+    if (r.is_beam) {
+      if (!plan_beams(record, row, budget)) {
+        decoding_.set_start(index);
+        return false;
+      }
+      continue;
+    }
     if (budget.tokens == 0) {
       decoding_.set_start(index);  // whom this step leaves out comes first in the next
       return false;
@@ -306,12 +313,17 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
     candidates_.clear();
     for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
       const RowState& r = rows_[static_cast<std::size_t>(at)];
-      // Not in any plan but the one under construction.
-      if (r.in_flight == (r.last_plan == record.plan.id.value ? 1 : 0)) {
+      // Not in any plan but the one under construction. Beams hold what they need to the end.
+      if (!r.is_beam && r.in_flight == (r.last_plan == record.plan.id.value ? 1 : 0)) {
         candidates_.push_back(at);
       }
     }
     if (candidates_.empty()) {
+      const RowState& r = rows_[static_cast<std::size_t>(row)];
+      if (r.is_beam && num_in_flight_ == 0 && num_draining_ == 0 && record.num_chunks == 0) {
+        // The pool has shrunk since: what was kept for the beams is gone.
+        end_request(r.slot, EventKind::Finished, FinishReason::Capacity, Errc::Ok, now_);
+      }
       return false;
     }
     const std::int32_t victim = choose_victim();

@@ -102,6 +102,7 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
   f.sync_decode = r.sync_decode ? 1 : 0;
   f.atomic_prefill = r.atomic_prefill ? 1 : 0;
   f.was_cancelled = was_cancelled ? 1 : 0;
+  f.beam_search = r.is_beam ? 1 : 0;
   const bool has_digests = r.digest_unit != 0;
   if (config_.flight_log_prompts) {
     // Digests behind the cacheable part are never compared.
@@ -255,10 +256,12 @@ void SchedulerCore<P>::record_commit(const StepPlan& plan, const StepResult& res
     f.num_token_begin = static_cast<std::uint32_t>(result.token_begin.size());
     f.num_draft_begin = static_cast<std::uint32_t>(result.draft_begin.size());
     f.num_drafts = static_cast<std::uint32_t>(result.drafts.size());
+    f.num_continuations = static_cast<std::uint32_t>(result.continuations.size());
   }
   const std::size_t words =
       std::size_t{f.num_token_begin} + f.num_draft_begin + f.num_tokens + f.num_drafts;
   if (!flight_.begin(FlightKind::Commit, sizeof(f) + f.num_outcomes * sizeof(FlightOutcome) +
+                                             f.num_continuations * sizeof(FlightContinuation) +
                                              words * sizeof(std::int32_t))) {
     return;
   }
@@ -270,6 +273,7 @@ void SchedulerCore<P>::record_commit(const StepPlan& plan, const StepResult& res
                               {},
                               outcome.tokens});
   }
+  record_continuations(in_flight_plan(0), result);
   flight_.add(result.token_begin.first(f.num_token_begin));
   flight_.add(result.draft_begin.first(f.num_draft_begin));
   if (config_.flight_log_prompts) {
@@ -281,25 +285,46 @@ void SchedulerCore<P>::record_commit(const StepPlan& plan, const StepResult& res
   flight_.end();
 }
 
-/// The tokens of a log without content: stop tokens of their own request as they are, for they
-/// decide; a stand-in for all others. Drafts likewise, behind the tokens.
+/// What stands for a token in a log without content: a stop token itself, else a stand-in that is
+/// none.
 template <class P>
-void SchedulerCore<P>::record_tokens(const StepPlan& plan, const StepResult& result) noexcept {
-  const auto stops = [](const RequestRecord& request, Token token) {
-    for (std::uint8_t i = 0; i < request.num_stop; ++i) {
-      if (request.stop_tokens[i] == token) {
+Token SchedulerCore<P>::hidden_token(const RequestRecord& request, Token token) const noexcept {
+  const std::span<const Token> stops(request.stop_tokens, request.num_stop);
+  const auto is_stop = [&](Token t) {
+    for (const Token stop : stops) {
+      if (stop == t) {
         return true;
       }
     }
     return false;
   };
-  const auto hide = [&stops](const RequestRecord& request, Token token) {
-    Token hidden = kHiddenToken;
-    while (stops(request, hidden)) {
-      --hidden;
+  Token hidden = kHiddenToken;
+  while (is_stop(hidden)) {
+    --hidden;
+  }
+  return is_stop(token) ? token : hidden;
+}
+
+template <class P>
+void SchedulerCore<P>::record_continuations(const PlanRecord& record,
+                                            const StepResult& result) noexcept {
+  std::size_t i = 0;  // the chunk of the last parent; parents come in plan order of their requests
+  for (const Continuation& c : result.continuations) {
+    for (std::size_t n = 0; n < record.num_chunks && !(record.chunks[i].sequence == c.parent);
+         ++n) {
+      i = i + 1 < record.num_chunks ? i + 1 : 0;
     }
-    return stops(request, token) ? token : hidden;
-  };
+    const RowState& r = rows_[static_cast<std::size_t>(record.chunks[i].row.value)];
+    flight_.add(FlightContinuation{
+        c.parent.slot, c.parent.generation,
+        config_.flight_log_prompts ? c.token : hidden_token(desk_[r.slot], c.token), 0});
+  }
+}
+
+/// The tokens of a log without content: stop tokens of their own request as they are, for they
+/// decide; a stand-in for all others. Drafts likewise, behind the tokens.
+template <class P>
+void SchedulerCore<P>::record_tokens(const StepPlan& plan, const StepResult& result) noexcept {
   for (const bool is_draft : {false, true}) {
     const std::span<const std::int32_t> begin = is_draft ? result.draft_begin : result.token_begin;
     const std::span<const Token> tokens = is_draft ? result.drafts : result.tokens;
@@ -313,7 +338,7 @@ void SchedulerCore<P>::record_tokens(const StepPlan& plan, const StepResult& res
         const std::int32_t first = begin.empty() ? s : begin[static_cast<std::size_t>(s)];
         const std::int32_t last = begin.empty() ? s + 1 : begin[static_cast<std::size_t>(s) + 1];
         for (std::int32_t t = first; t < last; ++t) {
-          flight_.add(hide(request, tokens[static_cast<std::size_t>(t)]));
+          flight_.add(hidden_token(request, tokens[static_cast<std::size_t>(t)]));
         }
       }
     }

@@ -78,6 +78,8 @@ Status SchedulerCore<P>::initialise() noexcept {
       min_of(caps_.max_sequences, max_of(policies_.sizer.ceiling().max_decode_sequences, 1));
   limits.all_atomic = !policies_.admission.splits_prompts();
   const BatchLimits ceiling = policies_.sizer.ceiling();
+  limits.max_beams = min_of(ceiling.max_tokens, caps_.max_tokens);
+  limits.total_blocks = block_size_ > 0 ? pool.stats().total_blocks : 0;
   limits.atomic_limit =
       min_of(min_of(ceiling.max_tokens, ceiling.max_prefill_tokens), caps_.max_tokens);
   for (std::size_t i = 0; i < kMaxResources; ++i) {
@@ -351,6 +353,11 @@ void SchedulerCore<P>::close_request(std::uint32_t root, EventKind kind, FinishR
   record.terminal_reason = reason;
   record.error = error;
   record.event_time = now;
+  if (record.is_beam) {  // what was held back may be told now
+    for (std::uint32_t at = record.next_sample; at != kNil; at = desk_[at].next_sample) {
+      mark_dirty(at);
+    }
+  }
   if (flight_.is_on()) {
     record_ended(record);
   }

@@ -99,6 +99,9 @@ bool SchedulerCore<P>::report(std::uint32_t slot, std::span<Event> out, std::siz
     out[n++] = event;
     record.unreported_preemptions = 0;
   }
+  if (root.is_beam && !root.is_over) {
+    return true;  // what beams have is theirs to change until the end
+  }
   if (!report_tokens(slot, record.outputs, out, n)) {
     return false;
   }

@@ -80,11 +80,14 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
     return bad("expert_counts", static_cast<std::int64_t>(result.expert_counts.size()),
                std::int64_t{caps_.num_layers} * caps_.num_experts, "one count a layer and expert");
   }
+  const PlanRecord& record = plans_[static_cast<std::size_t>(oldest_)];
   if (!result.continuations.empty()) {
-    return {Errc::NotSupported, "continuations",
-            static_cast<std::int64_t>(result.continuations.size()), 0,
-            "this version runs no beams"};
+    if (const Status s = validate_continuations(record, result); !s) {
+      return s;
+    }
   }
+  std::span<const Continuation> continuations = result.continuations;
+  bool is_continued = false;
   if (!result.token_begin.empty()) {
     if (result.token_begin.size() != samples + 1 || result.token_begin.front() != 0 ||
         result.token_begin.back() != static_cast<std::int64_t>(result.tokens.size())) {
@@ -109,6 +112,14 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
   }
   for (std::size_t i = 0; i < plan.chunks.size(); ++i) {
     const Chunk& chunk = plan.chunks[i];
+    if (!record.undo[i].is_beam) {
+      is_continued = false;
+    } else if (i == 0 || !record.undo[i - 1].is_beam ||
+               !(plan.chunks[i - 1].request == chunk.request)) {
+      const std::size_t n = num_continuations(record, i, beams_end(record, i), continuations);
+      continuations = continuations.subspan(n);
+      is_continued = n > 0;
+    }
     const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];
     if (outcome.kind > OutcomeKind::Failed) {
       return bad("outcome.kind", static_cast<std::int64_t>(outcome.kind),
@@ -125,7 +136,7 @@ Status SchedulerCore<P>::validate_result(const StepPlan& plan,
     for (std::int32_t s = 0; s < chunk.num_samples; ++s) {
       const std::span<const Token> tokens = all.of(chunk.first_sample + s);
       const auto produced = static_cast<std::int64_t>(tokens.size());
-      if (produced > most || (is_run && produced == 0)) {
+      if (produced > most || (is_run && produced == 0 && !is_continued)) {
         return bad("token_begin", produced, most,
                    "a sample that ran has one token, and one more for each accepted draft");
       }

@@ -75,7 +75,8 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   r.recompute_end = record.was_admitted ? r.known : 0;
   r.next_publish = shares_prefixes_ ? block_size_ : std::numeric_limits<std::int32_t>::max();
   r.checks_tokens = record.num_stop > 0;
-  r.sync_decode = record.sync_decode;
+  r.is_beam = record.is_beam;
+  r.sync_decode = record.sync_decode || record.is_beam;
   r.is_dirty = record.is_dirty;
   r.tpot_ns = record.slo.tpot < kUnbounded ? record.slo.tpot.ns : 0;
   r.first_token_ns = record.first_token_time.ns;
@@ -252,12 +253,23 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   set_phase(row, phase);
 }
 
+/// A sequence leaves its row to compute everything anew; with a beam all beams of its request do.
+template <class P>
+void SchedulerCore<P>::send_back(std::int32_t row) noexcept {
+  const RowState& r = rows_[static_cast<std::size_t>(row)];
+  if (r.is_beam) {
+    restart_beams(r.slot);
+  } else {
+    detach_row(row, true);
+  }
+}
+
 /// Takes a running sequence's blocks away, at once or when the last plan in flight that names it is
 /// settled; it waits again and computes them anew.
 template <class P>
 void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
-  RequestRecord& record = desk_[r.slot];
+  RequestRecord& record = desk_[r.is_beam ? desk_[r.slot].root : r.slot];
   budget.preempted = true;
   ++record.preemptions;
   ++record.unreported_preemptions;
@@ -266,7 +278,7 @@ void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   if (flight_.is_on()) {
     record_preempted(r);
   }
-  detach_row(row, true);
+  send_back(row);
   record.preempted_at = record.outputs;
 }
 

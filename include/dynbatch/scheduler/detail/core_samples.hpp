@@ -85,12 +85,12 @@ template <class P>
 void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
                                    StepFeedback& feedback) noexcept {
   RowState& parent = rows_[static_cast<std::size_t>(row)];
+  const std::int32_t kept = parent.is_beam ? parent.fork_blocks / parent.reserved_rows
+                                           : min_of(parent.fork_blocks, 1);
   --parent.reserved_rows;
   --reserved_rows_;
-  if (parent.fork_blocks > 0) {
-    --parent.fork_blocks;
-    --held_blocks_;
-  }
+  parent.fork_blocks -= kept;
+  held_blocks_ -= kept;
   const std::int32_t target = take_row(child);
   RowState& r = rows_[static_cast<std::size_t>(target)];
   const std::int32_t length = parent.prompt_end;
@@ -106,6 +106,9 @@ void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token 
       if (length % block_size_ != 0) {
         lend(row, target, {from[to.size() - 1], to.back(), length % block_size_}, length);
       }
+      if (r.is_beam) {
+        hold_blocks(r, kept - (length % block_size_ != 0 ? 1 : 0));
+      }
     } else {
       lend(row, target, {}, length);
     }
@@ -118,6 +121,8 @@ void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token 
   const FinishReason reason = stop_reason(r, token);
   if (reason != FinishReason::None) {
     finish_row(target, reason, now, feedback);
+  } else if (!is_forked && r.is_beam) {
+    end_request(child, EventKind::Failed, FinishReason::None, Errc::NotSupported, now);
   } else if (!is_forked) {
     flush_outputs();
     detach_row(target, true);  // a pool that cannot fork: the sample computes its prompt itself

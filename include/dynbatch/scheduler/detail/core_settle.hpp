@@ -109,7 +109,11 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
                                     StepFeedback& feedback) noexcept {
   bool is_withdrawn = false;
   for (std::size_t i = 0; i < record.num_chunks && !result.outcomes.empty(); ++i) {
-    const Outcome& outcome = result.outcomes[i];
+    Outcome outcome = result.outcomes[i];
+    if (record.undo[i].is_beam && outcome.kind != OutcomeKind::Failed &&
+        !beams_ran(record, result, i)) {
+      outcome = {OutcomeKind::NotRun, FinishReason::None, 0};  // one for all, all for one
+    }
     is_withdrawn =
         is_withdrawn || (outcome.kind != OutcomeKind::Ok && outcome.kind != OutcomeKind::Stop);
     if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
@@ -130,8 +134,23 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
     reset_readers();
   }
   policies_.pool.settle(record.plan.id);
+  std::span<const Continuation> continuations = result.continuations;
+  std::size_t continued_end = 0;  // chunks before it went on by continuations
   for (std::size_t i = 0; i < record.num_chunks; ++i) {
     const Chunk& chunk = record.chunks[i];
+    if (!continuations.empty() && i >= continued_end && record.undo[i].is_beam) {
+      const std::size_t end = beams_end(record, i);
+      const std::size_t n = num_continuations(record, i, end, continuations);
+      if (n > 0) {
+        settle_beams(record, i, end, continuations.first(n), now, feedback);
+        continuations = continuations.subspan(n);
+        continued_end = end;
+      }
+    }
+    if (i < continued_end) {
+      drop_in_flight(chunk.row.value);
+      continue;
+    }
     const Outcome outcome = result.outcomes.empty() ? Outcome{} : result.outcomes[i];
     if (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop) {
       const SampleTokens samples{result.tokens.data(),
@@ -304,7 +323,7 @@ void SchedulerCore<P>::reset_readers() noexcept {
         if (flight_.is_on()) {
           record_undone(r, false, true);
         }
-        detach_row(row.value, true);
+        send_back(row.value);
       }
     }
   }
@@ -351,7 +370,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
       const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
       if (r.residence == fork.residence &&
           (r.phase == RowPhase::Decode || r.phase == RowPhase::Prefill)) {
-        detach_row(fork.row.value, true);  // the source may be gone: the sample computes its prompt
+        send_back(fork.row.value);  // the source may be gone: the sample computes its prompt
       }
     }
   }

@@ -87,6 +87,7 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
     undo->blocks_before = r.told_blocks;
     undo->phase_before = RowPhase::Decode;
     undo->is_plain = !r.checks_tokens;
+    undo->is_beam = false;
     query_start[c] = static_cast<std::int32_t>(t);
     rows[c] = row;
     lengths[c] = next;
@@ -267,7 +268,8 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
   chunk.context_length = end;
   chunk.row = Row{row};
   chunk.first_sample = record.num_samples;
-  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase, false};
+  record.undo.data()[c] = {r.epoch, r.told_blocks, r.phase, false,
+                           r.is_beam && chunk.kind == ChunkKind::Decode};
   if (r.told_blocks * block_size_ < r.table_tokens) {
     emit_deltas(record, row);
   }
@@ -300,7 +302,7 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
     r.next_publish = (known_end / block_size_ + 1) * block_size_;
   }
   if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens &&
-      r.draft_tokens == 0) {
+      r.draft_tokens == 0 && !r.is_beam) {
     // Decodes inside the block of position `end` are plain: up to the one that fills it, if filling
     // it publishes it, and short of the one whose token ends the sequence.
     const std::int32_t index = end / block_size_;

@@ -21,6 +21,7 @@ struct ChunkUndo {
   std::int32_t blocks_before = 0;  ///< Blocks of its table that older plans have told the host.
   RowPhase phase_before = RowPhase::Prefill;
   bool is_plain = false;  ///< A decode whose token neither ends the sequence nor is looked at.
+  bool is_beam = false;   ///< A decode of a beam; the request's other beams stand beside it.
 };
 
 /// A block that a fork has to copy before anything is written to it, and the sequence it is for.

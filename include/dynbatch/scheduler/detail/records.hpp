@@ -96,6 +96,7 @@ struct RequestRecord {
   bool no_prefix_read = false;
   bool sync_decode = false;
   bool atomic_prefill = false;
+  bool is_beam = false;  ///< The samples are the beams of one search.
   bool was_admitted = false;
   bool was_queued = false;  ///< The admission policy has given it a key.
   bool is_parked = false;   ///< Waits for its quota, outside the queue.
@@ -166,6 +167,7 @@ struct alignas(64) RowState {
   bool requeue = false;            ///< Draining: waits again afterwards.
   std::int32_t reserved_rows = 0;  ///< Rows kept for the samples that will fork off.
   bool is_reset = false;           ///< Draining because it read what was never written.
+  bool is_beam = false;            ///< Runs in the same plans as its request's other beams.
 };
 
 /// Rows of one phase in a stable order, with a place to start from: rows that the budget left out

@@ -28,6 +28,8 @@ struct IntakeLimits {
   std::int64_t atomic_limit = 0;  ///< Prompt tokens that can ever run in one chunk.
   std::int32_t block_size = 1;
   std::int32_t max_samples = 1;  ///< Sequences that can ever run together.
+  std::int64_t max_beams = 1;    ///< Decodes that fit into one step.
+  std::int64_t total_blocks = 0;  ///< Of the pool; 0 = it has no blocks.
   bool all_atomic = false;       ///< The admission policy never splits a prompt.
   std::int64_t resource_caps[kMaxResources]{};
 };
@@ -95,6 +97,8 @@ class RequestDesk {
  private:
   [[nodiscard]] Status admissible(const Request& request, Kind kind,
                                   std::int64_t& prompt_length) const noexcept;
+  [[nodiscard]] Status admissible_beams(const Request& request,
+                                        std::int64_t prompt_length) const noexcept;
   void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
             std::int64_t promised) noexcept;
   void fill_sample(std::uint32_t slot, std::uint32_t root, std::int64_t shared,
@@ -211,6 +215,11 @@ inline Status RequestDesk::admissible(const Request& r, Kind kind,
     return {Errc::InvalidArgument, "num_samples", r.num_samples, 1,
             "nothing to sample with max_new_tokens = 0"};
   }
+  if (r.beam_search && r.num_samples > 1) {
+    if (const Status s = admissible_beams(r, prompt_length); !s) {
+      return s;
+    }
+  }
   if (r.stop_tokens.size() > kMaxStopTokens) {
     return {Errc::InvalidArgument, "stop_tokens", static_cast<std::int64_t>(r.stop_tokens.size()),
             static_cast<std::int64_t>(kMaxStopTokens), "too many stop tokens"};
@@ -264,6 +273,28 @@ inline Status RequestDesk::admissible(const Request& r, Kind kind,
     if (token < 0) {
       return {Errc::InvalidArgument, "prompt.tokens", token, 0, "token ids must not be negative"};
     }
+  }
+  return kOk;
+}
+
+/// Beams run together and never give way: a step and the pool must hold all of them to the end.
+inline Status RequestDesk::admissible_beams(const Request& r,
+                                            std::int64_t prompt_length) const noexcept {
+  if (r.max_new_tokens == kOpenEnded) {
+    return {Errc::InvalidArgument, "max_new_tokens", r.max_new_tokens, 0,
+            "a beam search needs a bound"};
+  }
+  if (r.num_samples > limits_.max_beams) {
+    return {Errc::CanNeverFit, "num_samples", r.num_samples, limits_.max_beams,
+            "more beams than one step can decode"};
+  }
+  const std::int64_t positions = saturating_add(prompt_length, r.max_new_tokens - 1);
+  const std::int64_t each = ceil_div(positions, limits_.block_size);
+  const std::int64_t all =
+      each + (r.num_samples - 1) * (each - prompt_length / limits_.block_size);
+  if (limits_.total_blocks > 0 && positions <= limits_.kv_limit && all > limits_.total_blocks) {
+    return {Errc::CanNeverFit, "num_samples", all, limits_.total_blocks,
+            "the beams need more KV blocks than the pool has"};
   }
   return kOk;
 }
@@ -374,6 +405,7 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
   record.no_prefix_read = r.no_prefix_read;
   record.sync_decode = r.sync_decode;
   record.atomic_prefill = r.atomic_prefill || limits_.all_atomic;
+  record.is_beam = r.beam_search && r.num_samples > 1;
   record.promised_pages = promised;
   for (const Token token : r.stop_tokens) {
     record.stop_tokens[record.num_stop++] = token;
