@@ -38,6 +38,7 @@
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
+#include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
 #include <dynbatch/model/block_table_mirror.hpp>

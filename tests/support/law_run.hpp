@@ -17,6 +17,7 @@
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
 #include <dynbatch/model/plan_digest.hpp>
@@ -41,7 +42,7 @@ using AnyScheduler = Scheduler<AnyBatchSizer, AnyMicroBatchSplitter, AnyExpertBa
 struct LawMix {
   int sizer = 0;     // 0 unbounded, 1 static, 2 token budget, 3 dynamic
   int splitter = 0;  // 0 none, 1 equal tokens
-  int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none
+  int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by sequence
   int compose = 0;   // FcfsAdmission::Compose
   int reserve = 0;   // FcfsAdmission::Reserve
   int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
@@ -51,7 +52,7 @@ struct LawMix {
   int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
                      // 5 fair share with limits, 6 prefix affinity
   static constexpr int kAxes = 10;
-  static constexpr int kSizes[kAxes] = {4, 2, 3, 4, 4, 4, 3, 4, 2, 7};
+  static constexpr int kSizes[kAxes] = {4, 2, 4, 4, 4, 4, 3, 4, 2, 7};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
@@ -154,10 +155,16 @@ class LawRun {
     Capabilities caps;
     caps.max_tokens = 160;
     caps.max_sequences = mix_.pressure == 0 ? 8 : 12;
-    caps.in_order = mix_.host != 3;
+    caps.in_order = mix_.host != 3 || mix_.pool == 3;
     caps.future_tokens = mix_.host >= 2;
+    if (mix_.pool == 3) {
+      caps.sequence_handles = caps.max_sequences + 3;
+      caps.kv_tokens = num_blocks() * 4 + 3;
+      caps.partial_share = true;
+    }
     return caps;
   }
+  [[nodiscard]] std::int64_t num_blocks() const { return mix_.pressure == 0 ? 1100 : 24; }
   [[nodiscard]] int depth() const {
     constexpr int kDepths[] = {1, 2, 3, 8};
     return kDepths[mix_.host];
@@ -168,7 +175,8 @@ class LawRun {
     budget_.emplace(TokenBudgetSizer::Config{.budget = kBudget});
     dynamic_.emplace(DynamicSizer::Config{});
     equal_.emplace(EqualTokens::Config{.parts = 3, .min_tokens = 2});
-    const std::int64_t blocks = mix_.pressure == 0 ? 1100 : 24;
+    const std::int64_t blocks = num_blocks();
+    sequence_pool_.emplace(SequencePool::Config{.num_tokens = blocks * 4 + 3, .block_size = 4});
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
     FcfsAdmission::Config admission;
@@ -196,7 +204,7 @@ class LawRun {
     AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
                                          AnyMicroBatchSplitter(*equal_)};
     AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_),
-                              AnyKVCachePool(null_pool_)};
+                              AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_)};
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),
@@ -225,6 +233,10 @@ class LawRun {
     executor_.tolerates_garbage = mix_.faults > 0;
     if (mix_.faults > 0) {
       executor_.faults = {.not_run = 40, .partial = 30, .failed = 60, .stop = 50};
+      if (mix_.pool == 3) {
+        executor_.faults.nothing_ran = 30;
+        executor_.faults.part_ran = 20;
+      }
     }
   }
 
@@ -371,6 +383,8 @@ class LawRun {
       digest_ = plan_digest(*plan, digest_);
       check_plan(*plan);
       in_flight_.push_back(plan);
+      ops_before_.push_back(std::move(next_ops_));
+      next_ops_.clear();
     } else {
       check_progress();
     }
@@ -379,6 +393,14 @@ class LawRun {
       const auto index = static_cast<std::size_t>(
           rng_.between(0, static_cast<std::int64_t>(in_flight_.size()) - 1));
       const auto why = static_cast<AbandonReason>(rng_.between(0, rng_.one_in(4) ? 2 : 1));
+      // Row operations are done in plan order, also those of plans that never run.
+      std::vector<RowOp> ops;
+      for (std::size_t i = index; i < in_flight_.size(); ++i) {
+        ops.insert(ops.end(), ops_before_[i].begin(), ops_before_[i].end());
+        ops.insert(ops.end(), in_flight_[i]->row_ops.begin(), in_flight_[i]->row_ops.end());
+      }
+      next_ops_.insert(next_ops_.begin(), ops.begin(), ops.end());
+      ops_before_.resize(index);
       if (!scheduler_->abandon(*in_flight_[index], why, now_)) {
         fail("abandon was refused");
       }
@@ -400,6 +422,10 @@ class LawRun {
       fail("make_result");
     }
     result.reset(plan);
+    if (mix_.pool == 3) {
+      executor_.apply_row_ops(ops_before_.front());
+    }
+    ops_before_.pop_front();
     executor_.execute(plan, result);
     now_.ns += 700'000;
     const Status s = scheduler_->commit(plan, result.view(), now_);
@@ -565,7 +591,8 @@ class LawRun {
     if (r.request.beam_search && r.request.num_samples > 1) {
       check_beams(r, record);
     }
-    for (std::int32_t sample = 0; !r.request.beam_search && sample < r.request.num_samples; ++sample) {
+    for (std::int32_t sample = 0; !r.request.beam_search && sample < r.request.num_samples;
+         ++sample) {
       static const std::vector<Token> kNone;
       const auto other = record.others.find(sample);
       const std::vector<Token>& tokens =
@@ -683,6 +710,7 @@ class LawRun {
   NullBalancer balancer_;
   std::optional<BlockPool<>> pool_;
   NullPool null_pool_;
+  std::optional<SequencePool> sequence_pool_;
   std::optional<FcfsAdmission> fcfs_;
   std::optional<PriorityAging> priority_;
   std::optional<EarliestDeadline> deadline_;
@@ -691,6 +719,8 @@ class LawRun {
   std::optional<PrefixAffinity> affinity_;
   std::optional<AnyScheduler> scheduler_;
   std::deque<const StepPlan*> in_flight_;
+  std::deque<std::vector<RowOp>> ops_before_;     // of plans abandoned before each plan in flight
+  std::vector<RowOp> next_ops_;                   // of those before the plan to come
   std::map<std::uint64_t, ToyRequest> requests_;  // by tag
   std::map<std::uint64_t, std::uint64_t> ids_;    // live id -> tag
   std::set<std::uint64_t> cancelled_;

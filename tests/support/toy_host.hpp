@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -51,8 +52,8 @@ inline Token toy_token(std::uint64_t tag, std::int64_t index, std::int32_t sampl
   return static_cast<Token>(mix64(key) % 50000U);
 }
 
-/// The beams of a search after some steps, as every correct schedule has them: by sample, its tokens
-/// and how it ended, None = it goes on.
+/// The beams of a search after some steps, as every correct schedule has them: by sample, its
+/// tokens and how it ended, None = it goes on.
 struct ToyBeams {
   std::vector<std::vector<Token>> tokens;
   std::vector<FinishReason> ends;
@@ -103,8 +104,7 @@ inline ToyBeams toy_beams(const ToyRequest& r, std::int64_t steps) {
   for (std::int64_t step = 0; step < steps; ++step) {
     if (step == 0) {
       for (std::size_t i = 0; i < samples; ++i) {
-        beams.tokens[i].push_back(
-            toy_token(r.request.user_data, 0, static_cast<std::int32_t>(i)));
+        beams.tokens[i].push_back(toy_token(r.request.user_data, 0, static_cast<std::int32_t>(i)));
         close(i);
       }
       continue;
@@ -150,6 +150,8 @@ struct ToyFaults {
   std::int64_t partial = 0;
   std::int64_t failed = 0;
   std::int64_t stop = 0;
+  std::int64_t nothing_ran = 0;  ///< A plan of which nothing ran.
+  std::int64_t part_ran = 0;     ///< A plan that stopped somewhere in the middle.
 };
 
 class ToyExecutor {
@@ -171,15 +173,63 @@ class ToyExecutor {
   std::vector<std::string> errors;
   std::int64_t kv_reads = 0;
 
+  /// Does what a host that addresses KV by sequence has to do for a plan in any case.
+  void apply_row_ops(std::span<const RowOp> ops) {
+    for (const RowOp& op : ops) {
+      if (op.target.value < 0 || op.target.value >= capabilities_.sequence_handles) {
+        fail("a row operation names a sequence that the host does not have");
+        continue;
+      }
+      std::vector<std::int64_t>& target = cells_[op.target.value];
+      if (op.kind == RowOpKind::DropRange) {
+        drop_cells(target, op.first);
+        if (op.last != std::numeric_limits<std::int32_t>::max()) {
+          fail("a hole in a sequence");
+        }
+      } else if (op.kind == RowOpKind::ShareRange) {
+        const std::vector<std::int64_t> source = cells_[op.source.value];
+        if (op.first != 0 || static_cast<std::size_t>(op.last) > source.size() ||
+            op.source == op.target) {
+          fail("a share of what the source does not have");
+          continue;
+        }
+        drop_cells(target, 0);
+        target.assign(source.begin(), source.begin() + op.last);
+        for (const std::int64_t cell : target) {
+          ++cell_uses_[cell];
+        }
+      } else {
+        fail("an operation that this host cannot do");
+      }
+    }
+  }
+
   void execute(const StepPlan& plan, StepResultBuffer& result) {
     apply_deltas(plan);
     check_shape(plan);
     apply_copies(plan);
+    if (capabilities_.sequence_handles > 0) {
+      apply_row_ops(plan.row_ops);
+    }
+    std::int64_t stopped_at = plan.num_tokens();
+    if (faults.nothing_ran > 0 && rng_.one_in(faults.nothing_ran)) {
+      stopped_at = 0;
+    } else if (faults.part_ran > 0 && rng_.one_in(faults.part_ran)) {
+      stopped_at = rng_.between(0, plan.num_tokens() - 1);
+    }
     for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
       const Chunk& chunk = plan.chunks[c];
       Outcome outcome{};
       std::int32_t ran = chunk.num_tokens;
-      if (faults.not_run > 0 && rng_.one_in(faults.not_run)) {
+      if (stopped_at < plan.num_tokens()) {
+        ran = static_cast<std::int32_t>(
+            std::clamp<std::int64_t>(stopped_at - chunk.first_token, 0, chunk.num_tokens));
+        if (ran == 0) {
+          outcome.kind = OutcomeKind::NotRun;
+        } else if (ran < chunk.num_tokens || chunk.num_samples > 0) {
+          outcome = {OutcomeKind::Partial, FinishReason::None, std::min(ran, chunk.num_tokens - 1)};
+        }
+      } else if (faults.not_run > 0 && rng_.one_in(faults.not_run)) {
         outcome.kind = OutcomeKind::NotRun;
         ran = 0;
       } else if (faults.failed > 0 && rng_.one_in(faults.failed)) {
@@ -270,9 +320,8 @@ class ToyExecutor {
         fail("beams of a request are out of step");
       }
     }
-    for (const auto& [parent, token] :
-         toy_continuations(requests_.at(chunk.user_data), step,
-                           static_cast<std::int64_t>(alive.size()))) {
+    for (const auto& [parent, token] : toy_continuations(requests_.at(chunk.user_data), step,
+                                                         static_cast<std::int64_t>(alive.size()))) {
       result.add_continuation(
           {plan.chunks[first + static_cast<std::size_t>(parent)].sequence, token});
     }
@@ -442,6 +491,9 @@ class ToyExecutor {
       }
     }
     accepted = has_drafts && is_clean ? good - 1 : 0;
+    if (capabilities_.sequence_handles > 0) {
+      return run_by_sequence(chunk, ran, good, spoil, is_clean, accepted);
+    }
     if (plan.groups.empty()) {
       return is_clean;
     }
@@ -483,6 +535,61 @@ class ToyExecutor {
     return is_clean;
   }
 
+  /// Reads and writes the KV of a host that addresses it by sequence: positions without a gap,
+  /// cells that several sequences may share.
+  bool run_by_sequence(const Chunk& chunk, std::int32_t ran, std::int32_t good, bool spoil,
+                       bool is_clean, std::int32_t& accepted) {
+    const std::uint64_t tag = chunk.user_data;
+    std::vector<std::int64_t>& cells = cells_[chunk.row.value];
+    if (ran == 0 && !spoil) {
+      return is_clean;
+    }
+    if (static_cast<std::size_t>(chunk.first_position) != cells.size()) {
+      // Plans behind one that did not run start where nothing ends.
+      if (!tolerates_garbage) {
+        fail("request " + std::to_string(tag) + " leaves a gap in its sequence: position " +
+             std::to_string(chunk.first_position) + " of " + std::to_string(cells.size()));
+      }
+      is_clean = false;
+    }
+    for (std::int32_t p = 0; p < chunk.first_position && ran > 0 && is_clean; ++p) {
+      ++kv_reads;
+      if (kv_[cells[static_cast<std::size_t>(p)]] != chain(tag, chunk.sample, p)) {
+        if (!tolerates_garbage) {
+          fail("request " + std::to_string(tag) + " reads foreign KV at position " +
+               std::to_string(p));
+        }
+        is_clean = false;
+      }
+    }
+    if (!is_clean) {
+      accepted = 0;
+    }
+    const auto left_over =
+        ran == 0 && spoil ? static_cast<std::int32_t>(rng_.between(0, chunk.num_tokens)) : ran;
+    for (std::int32_t i = 0; i < left_over; ++i) {
+      const bool is_good = is_clean && i < good && i < ran;
+      cells.push_back(next_cell_);
+      ++cell_uses_[next_cell_];
+      kv_[next_cell_++] = is_good ? chain(tag, chunk.sample, chunk.first_position + i) : kGarbageKv;
+    }
+    if (static_cast<std::int64_t>(cell_uses_.size()) > capabilities_.kv_tokens) {
+      fail("law 4: more cells in use than the host has");
+    }
+    return is_clean;
+  }
+
+  void drop_cells(std::vector<std::int64_t>& cells, std::int32_t first) {
+    while (static_cast<std::int64_t>(cells.size()) > first) {
+      const auto use = cell_uses_.find(cells.back());
+      if (--use->second == 0) {
+        kv_.erase(cells.back());
+        cell_uses_.erase(use);
+      }
+      cells.pop_back();
+    }
+  }
+
   static constexpr Token kGarbageToken = 777777;
   static constexpr std::uint64_t kGarbageKv = 0xDEAD;
 
@@ -497,6 +604,9 @@ class ToyExecutor {
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;
   std::unordered_map<std::int32_t, Token> last_token_;
+  std::unordered_map<std::int32_t, std::vector<std::int64_t>> cells_;  // by sequence
+  std::unordered_map<std::int64_t, std::int32_t> cell_uses_;
+  std::int64_t next_cell_ = 0;
 };
 
 /// What happened to one request, from its events.

@@ -12,6 +12,7 @@
 #include <dynbatch/model/kv_group.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_plan.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -26,8 +27,14 @@ struct PoolAttachment {
   std::int32_t max_rows = 0;            ///< Rows that may hold a table.
   std::int64_t max_context_tokens = 0;  ///< Longest table, in tokens.
   std::int32_t max_plans_in_flight = 1;
-  bool in_order = true;  ///< Executor::capabilities().in_order.
+  bool in_order = true;               ///< Executor::capabilities().in_order.
+  std::int32_t sequence_handles = 0;  ///< Of a sequence-addressed host; 0 = it addresses blocks.
 };
+
+/// Most row operations that a pool for a host with so many sequence handles tells at once.
+[[nodiscard]] constexpr std::size_t max_row_ops(std::int32_t sequence_handles) noexcept {
+  return static_cast<std::size_t>(sequence_handles) * 16U + 64U;
+}
 
 /// Result of a look-up; valid for the next acquire() and only while the pool has not changed.
 struct PrefixMatch {
@@ -122,6 +129,39 @@ consteval bool check_kv_cache_pool() {
 }
 #undef DYNBATCH_POOL_RUNG
 
+namespace detail {
+
+/// What a pool for sequence-addressed hosts has beyond the concept; a pool has both or neither.
+template <class P>
+struct OptionalPool {
+  static constexpr bool kHasRowOps =
+      requires(P& p, std::span<RowOp> ops, Row row, std::int64_t tokens) {
+        { p.drain_row_ops(ops) } noexcept -> std::same_as<std::size_t>;
+        { p.rewind(row, tokens) } noexcept -> std::same_as<void>;
+      };
+  static std::size_t drain_row_ops(P& pool, std::span<RowOp> ops) noexcept {
+    if constexpr (kHasRowOps) {
+      return pool.drain_row_ops(ops);
+    } else {
+      return 0;
+    }
+  }
+  static void rewind(P& pool, Row row, std::int64_t tokens) noexcept {
+    if constexpr (kHasRowOps) {
+      pool.rewind(row, tokens);
+    }
+  }
+  [[nodiscard]] static bool tells_row_ops(const P& pool) noexcept {
+    if constexpr (requires { pool.tells_row_ops(); }) {
+      return pool.tells_row_ops();
+    } else {
+      return kHasRowOps;
+    }
+  }
+};
+
+}  // namespace detail
+
 /// A view of any KVCachePool for run-time choice; the caller keeps the model alive.
 class AnyKVCachePool {
  public:
@@ -174,6 +214,12 @@ class AnyKVCachePool {
   }
   [[nodiscard]] PoolStats stats() const noexcept { return table_->stats(self_); }
   [[nodiscard]] Status check() const noexcept { return table_->check(self_); }
+  /// Whether the model is one for sequence-addressed hosts; else the next two do nothing.
+  [[nodiscard]] bool tells_row_ops() const noexcept { return table_->tells_row_ops; }
+  std::size_t drain_row_ops(std::span<RowOp> ops) noexcept {
+    return table_->drain_row_ops(self_, ops);
+  }
+  void rewind(Row row, std::int64_t tokens) noexcept { table_->rewind(self_, row, tokens); }
 
  private:
   struct Table {
@@ -199,6 +245,9 @@ class AnyKVCachePool {
     std::size_t (*drain_events)(void*, std::span<KvEvent>) noexcept;
     PoolStats (*stats)(const void*) noexcept;
     Status (*check)(const void*) noexcept;
+    std::size_t (*drain_row_ops)(void*, std::span<RowOp>) noexcept;
+    void (*rewind)(void*, Row, std::int64_t) noexcept;
+    bool tells_row_ops;
   };
   template <class P>
   static constexpr Table kTable{
@@ -237,7 +286,14 @@ class AnyKVCachePool {
       [](void* p) noexcept { return static_cast<P*>(p)->clear(); },
       [](void* p, std::span<KvEvent> e) noexcept { return static_cast<P*>(p)->drain_events(e); },
       [](const void* p) noexcept { return static_cast<const P*>(p)->stats(); },
-      [](const void* p) noexcept { return static_cast<const P*>(p)->check(); }};
+      [](const void* p) noexcept { return static_cast<const P*>(p)->check(); },
+      [](void* p, std::span<RowOp> ops) noexcept {
+        return detail::OptionalPool<P>::drain_row_ops(*static_cast<P*>(p), ops);
+      },
+      [](void* p, Row r, std::int64_t t) noexcept {
+        detail::OptionalPool<P>::rewind(*static_cast<P*>(p), r, t);
+      },
+      detail::OptionalPool<P>::kHasRowOps};
 
   void* self_;
   const Table* table_;

@@ -151,6 +151,17 @@ class BlockPool {
     ++state_;
   }
 
+  /// truncate(), but content that nobody else holds is forgotten instead of cached.
+  void discard(Row row, std::int64_t tokens) noexcept;
+
+  /// Leading blocks of a row whose content is in the index and written for certain.
+  [[nodiscard]] std::int64_t num_settled_blocks(Row row) const noexcept;
+
+  /// The blocks of the latest match().
+  [[nodiscard]] std::span<const BlockId> matched() const noexcept {
+    return {matched_.data(), static_cast<std::size_t>(num_matched_)};
+  }
+
   /// Block ids of a row, in order of position; valid until the row changes.
   [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
     if (group != 0 || !is_row(row)) {

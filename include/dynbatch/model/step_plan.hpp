@@ -73,11 +73,19 @@ struct GroupPlan {
   std::span<const BlockSwap> swaps{};
 };
 
-/// For hosts that address KV by sequence and position instead of by block.
-enum class RowOpKind : std::uint8_t { ShareRange, DropRange, Save, Restore };
+/// For hosts that address KV by sequence and position instead of by block. A row is a sequence of
+/// the host; with Capabilities::sequence_handles rows from max_sequences on are parking places for
+/// cached prefixes.
+enum class RowOpKind : std::uint8_t {
+  ShareRange,  ///< `target` forgets what it has and shares positions [first, last) of `source`.
+  DropRange,   ///< `target` forgets its positions [first, last); what it has not is no error.
+  Save,        ///< Positions [first, last) of `source` are saved under `handle`.
+  Restore,     ///< Positions [first, last) of `target` come back from `handle`.
+};
 
-/// Positions [first, last) of `source` are shared with / dropped from / saved / restored into
-/// `target`.
+/// One operation on whole ranges of positions. The operations of a plan come first in its
+/// execution, in their order. They are done exactly once and in plan order whatever becomes of the
+/// plan: also if nothing else of it runs, and if it is abandoned.
 struct RowOp {
   RowOpKind kind = RowOpKind::DropRange;
   Row source{};

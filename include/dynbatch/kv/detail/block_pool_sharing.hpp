@@ -215,6 +215,31 @@ std::int64_t BlockPool<Eviction, Hash>::withdraw(Row row, std::int64_t tokens) n
 }
 
 template <class Eviction, class Hash>
+void BlockPool<Eviction, Hash>::discard(Row row, std::int64_t tokens) noexcept {
+  if (!is_row(row)) {
+    return;
+  }
+  const std::int64_t kept = ceil_div(max_of<std::int64_t>(tokens, 0), config_.block_size);
+  const BlockId* table = table_of(row);
+  for (std::int64_t i = state_of(row).length - 1; i >= kept; --i) {
+    if (is_indexed(table[i]) && store_.references(table[i]) == 1) {
+      leave_index(table[i]);
+    }
+  }
+  truncate(row, tokens);
+}
+
+template <class Eviction, class Hash>
+std::int64_t BlockPool<Eviction, Hash>::num_settled_blocks(Row row) const noexcept {
+  const std::span<const BlockId> blocks = table(0, row);
+  std::size_t n = 0;
+  while (n < blocks.size() && is_indexed(blocks[n]) && !is_pending(blocks[n])) {
+    ++n;
+  }
+  return static_cast<std::int64_t>(n);
+}
+
+template <class Eviction, class Hash>
 bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
   if (num_withdrawn_ == 0 || !is_row(row)) {
     return false;

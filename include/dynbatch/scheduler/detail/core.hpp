@@ -97,6 +97,7 @@ class SchedulerCore {
   }
 
  private:
+  using PoolOptions = OptionalPool<decltype(Policies::pool)>;
   using AdmissionOptions = OptionalAdmission<decltype(Policies::admission)>;
 
   /// What one step may still take.
@@ -110,6 +111,7 @@ class SchedulerCore {
   };
 
   // core_intake.hpp
+  [[nodiscard]] Status check_addressing() const noexcept;
   void advance_clock(TimeNs now) noexcept;
   void take_in(TimeNs now) noexcept;
   void accept(std::uint32_t slot, TimeNs now) noexcept;
@@ -250,7 +252,7 @@ class SchedulerCore {
   void finish_row(std::int32_t row, FinishReason reason, TimeNs now,
                   StepFeedback& feedback) noexcept;
   void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged,
-                  bool is_fatal, TimeNs now) noexcept;
+                  bool is_spoiled, bool is_fatal, TimeNs now) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
   void drop_fork(const ForkCopy& fork) noexcept;
@@ -319,6 +321,7 @@ class SchedulerCore {
   std::int32_t block_shift_ = -1;  // log2(block_size_) where it is a power of two
   GroupSpec group_{};
   bool shares_prefixes_ = false;
+  bool by_sequence_ = false;  // the host addresses KV by sequence: row operations, no block tables
   FixedVector<std::int32_t> graph_sizes_;  // ascending
 
   // Requests.

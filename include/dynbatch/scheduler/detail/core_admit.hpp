@@ -130,6 +130,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       cause = WaitCause::InFlight;  // a plan that may run later has still to write a block of it
       return Admit::Blocked;
     }
+    if (by_sequence_ && match.newest_pending == PlanId{next_plan_}) {
+      cause = WaitCause::InFlight;  // rows share before the plan runs: what it writes comes later
+      return Admit::Blocked;
+    }
     if (waits_for_prefill(slot, match.num_tokens)) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;
@@ -145,9 +149,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   std::int64_t required =
       blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
   std::int64_t held = blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
-  if (record.is_beam) {
-    required = max_of(required, beam_blocks(record));
-    held = max_of(held, beam_blocks(record));
+  if (record.is_beam) {  // known exactly, and submit() made sure that the pool can have it
+    required = beam_blocks(record);
+    held = required;
   }
   const std::int64_t headroom = num_running_ > 0
                                     ? clamp_to<std::int64_t>(reservation.headroom_blocks, 0,

@@ -206,12 +206,12 @@ bool SchedulerCore<P>::replant_beam(std::int32_t source, std::int32_t target) no
   if (block_size_ > 0) {
     const std::span<const BlockId> mine = policies_.pool.table(0, Row{target});
     const std::span<const BlockId> theirs = policies_.pool.table(0, Row{source});
-    while (same < r.told_blocks && mine[static_cast<std::size_t>(same)] ==
-                                       theirs[static_cast<std::size_t>(same)]) {
+    while (same < r.told_blocks &&
+           mine[static_cast<std::size_t>(same)] == theirs[static_cast<std::size_t>(same)]) {
       ++same;
     }
   }
-  policies_.pool.release(Row{target});
+  policies_.pool.truncate(Row{target}, 0);  // nobody will ask for a branch that died
   if (!policies_.pool.fork(Row{source}, Row{target}, length)) {
     return false;
   }

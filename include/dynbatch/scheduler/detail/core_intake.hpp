@@ -15,11 +15,11 @@ Status SchedulerCore<P>::initialise() noexcept {
   if (const Status s = caps_.validate(); !s) {
     return s;
   }
-  if (caps_.sequence_handles > 0) {
-    return {Errc::NotSupported, "capabilities.sequence_handles", caps_.sequence_handles, 0,
-            "this version drives block-addressed hosts only"};
-  }
   auto& pool = policies_.pool;
+  by_sequence_ = caps_.sequence_handles > 0;
+  if (const Status s = check_addressing(); !s) {
+    return s;
+  }
   const std::span<const GroupSpec> groups = pool.groups();
   if (groups.size() > 1) {
     return {Errc::NotSupported, "pool.groups", static_cast<std::int64_t>(groups.size()), 1,
@@ -50,7 +50,8 @@ Status SchedulerCore<P>::initialise() noexcept {
   if (const Status s = pool.attach({.max_rows = caps_.max_sequences,
                                     .max_context_tokens = kv_limit_,
                                     .max_plans_in_flight = config_.max_plans_in_flight,
-                                    .in_order = caps_.in_order});
+                                    .in_order = caps_.in_order,
+                                    .sequence_handles = caps_.sequence_handles});
       !s) {
     return s;
   }
@@ -76,6 +77,9 @@ Status SchedulerCore<P>::initialise() noexcept {
   limits.block_size = max_of(block_size_, 1);
   limits.max_samples =
       min_of(caps_.max_sequences, max_of(policies_.sizer.ceiling().max_decode_sequences, 1));
+  if (by_sequence_ && !caps_.partial_share) {
+    limits.max_samples = 1;
+  }
   limits.all_atomic = !policies_.admission.splits_prompts();
   const BatchLimits ceiling = policies_.sizer.ceiling();
   limits.max_beams = min_of(ceiling.max_tokens, caps_.max_tokens);
@@ -126,11 +130,13 @@ Status SchedulerCore<P>::initialise() noexcept {
   // A step computes at most what all rows can hold.
   const std::int64_t max_tokens =
       min_of(caps_.max_tokens, saturating_mul(caps_.max_sequences, kv_limit_));
-  const std::int64_t max_deltas =
-      block_size_ > 0 ? caps_.max_sequences * (ceil_div(kv_limit_, block_size_) + 1) : 0;
+  const std::int64_t max_deltas = block_size_ > 0 && !by_sequence_
+                                      ? caps_.max_sequences * (ceil_div(kv_limit_, block_size_) + 1)
+                                      : 0;
+  const std::size_t max_ops = by_sequence_ ? max_row_ops(caps_.sequence_handles) : rows;
   for (std::int32_t i = 0; i < config_.max_plans_in_flight; ++i) {
-    if (const Status s = plans_[static_cast<std::size_t>(i)].allocate(caps_.max_sequences,
-                                                                      max_tokens, max_deltas);
+    if (const Status s = plans_[static_cast<std::size_t>(i)].allocate(
+            caps_.max_sequences, max_tokens, max_deltas, max_ops);
         !s) {
       return s;
     }
@@ -151,6 +157,33 @@ Status SchedulerCore<P>::initialise() noexcept {
   config_.flight_label = "";
   caps_.groups = {};
   caps_.graph_sizes = {};
+  return kOk;
+}
+
+/// Whether pool and executor address KV in the same way, and what the executor's way rules out.
+template <class P>
+Status SchedulerCore<P>::check_addressing() const noexcept {
+  const bool shares = policies_.pool.shares_prefixes();
+  if (by_sequence_ != PoolOptions::tells_row_ops(policies_.pool)) {
+    return {Errc::InvalidConfig, "capabilities.sequence_handles", caps_.sequence_handles, 0,
+            by_sequence_ ? "the pool tells no row operations" : "the pool needs sequence handles"};
+  }
+  if (by_sequence_ && caps_.sequence_handles < caps_.max_sequences) {
+    return {Errc::InvalidConfig, "capabilities.sequence_handles", caps_.sequence_handles,
+            caps_.max_sequences, "must be at least max_sequences"};
+  }
+  if (by_sequence_ && !caps_.in_order) {
+    return {Errc::InvalidConfig, "capabilities.in_order", 0, 1,
+            "row operations need steps in plan order"};
+  }
+  if (by_sequence_ && shares && !caps_.partial_share) {
+    return {Errc::InvalidConfig, "capabilities.partial_share", 0, 1,
+            "a pool that shares prefixes needs it"};
+  }
+  if (!caps_.rollback && (shares || config_.max_draft_tokens > 0)) {
+    return {Errc::InvalidConfig, "capabilities.rollback", 0, 1,
+            shares ? "a pool that shares prefixes needs it" : "max_draft_tokens needs it"};
+  }
   return kOk;
 }
 

@@ -237,6 +237,7 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
                                  RowPhase phase) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   policies_.pool.withdraw(Row{row}, position);
+  PoolOptions::rewind(policies_.pool, Row{row}, position);
   if (r.phase == RowPhase::Decode) {
     decoding_kv_ -= r.planned - position;
   }

@@ -27,6 +27,9 @@ void SchedulerCore<P>::settle_drafted(const Chunk& chunk, std::span<const Token>
   r.draft_tokens = 0;
   r.committed = chunk.first_position + max_of(taken, 1);
   decoding_kv_ -= r.planned - r.committed;
+  if (r.planned > r.committed) {
+    PoolOptions::rewind(policies_.pool, chunk.row, r.committed);
+  }
   r.planned = r.committed;
   r.plain_end = 0;
   if (r.committed >= r.next_publish) {
@@ -71,6 +74,9 @@ void SchedulerCore<P>::take_drafts(const PlanRecord& record, const StepResult& r
 template <class P>
 void SchedulerCore<P>::lend(std::int32_t source, std::int32_t target, const BlockCopy& copy,
                             std::int32_t tokens) noexcept {
+  if (by_sequence_) {
+    return;  // the pool tells it in its place among the row operations
+  }
   if (fork_copies_.size() == fork_copies_.capacity()) {
     prune_forks();
   }
@@ -85,8 +91,8 @@ template <class P>
 void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token token, TimeNs now,
                                    StepFeedback& feedback) noexcept {
   RowState& parent = rows_[static_cast<std::size_t>(row)];
-  const std::int32_t kept = parent.is_beam ? parent.fork_blocks / parent.reserved_rows
-                                           : min_of(parent.fork_blocks, 1);
+  const std::int32_t kept =
+      parent.is_beam ? parent.fork_blocks / parent.reserved_rows : min_of(parent.fork_blocks, 1);
   --parent.reserved_rows;
   --reserved_rows_;
   parent.fork_blocks -= kept;

@@ -128,8 +128,12 @@ void SchedulerCore<P>::seal(PlanRecord& record, std::span<const RankSummary> ran
   plan.micro_batches = record.micro_batches.span();
 
   emit_copies(record);
+  if (by_sequence_ && record.num_chunks > 0) {
+    record.row_ops.resize(record.row_ops.capacity());
+    record.row_ops.resize(PoolOptions::drain_row_ops(policies_.pool, record.row_ops.span()));
+  }
   plan.row_ops = record.row_ops.span();
-  if (block_size_ > 0) {
+  if (block_size_ > 0 && !by_sequence_) {
     record.group.spec = group_;
     record.group.token_slots = {record.token_slots.data(), record.num_tokens};
     record.group.deltas = record.deltas.span();

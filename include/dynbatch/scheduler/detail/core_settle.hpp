@@ -117,8 +117,9 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
     is_withdrawn =
         is_withdrawn || (outcome.kind != OutcomeKind::Ok && outcome.kind != OutcomeKind::Stop);
     if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
-      undo_chunk(record.chunks[i], record.undo[i], false, outcome.kind == OutcomeKind::Failed,
-                 false, now);
+      const bool has_failed = outcome.kind == OutcomeKind::Failed;
+      undo_chunk(record.chunks[i], record.undo[i], false, has_failed,
+                 has_failed || result.outcomes[i].kind != OutcomeKind::NotRun, false, now);
     } else if (outcome.kind == OutcomeKind::Partial) {
       Chunk rest = record.chunks[i];
       // A decode that was cut short produced nothing that stands: it runs again as a whole.
@@ -127,7 +128,7 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
       if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
         r.committed = rest.first_position;
       }
-      undo_chunk(rest, record.undo[i], false, false, false, now);
+      undo_chunk(rest, record.undo[i], false, false, false, false, now);
     }
   }
   if (is_withdrawn) {
@@ -278,10 +279,12 @@ void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs 
 }
 
 /// A chunk that did not run, or not to its end: the row stands again at the chunk's first position.
-/// If it isn't the youngest one of its row, the younger ones become void.
+/// If it isn't the youngest one of its row, the younger ones become void. `is_spoiled`: it may have
+/// changed more than an executor without rollback can take back.
 template <class P>
 void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest,
-                                  bool is_charged, bool is_fatal, TimeNs now) noexcept {
+                                  bool is_charged, bool is_spoiled, bool is_fatal,
+                                  TimeNs now) noexcept {
   const std::int32_t row = chunk.row.value;
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (r.epoch != undo.epoch || r.phase == RowPhase::Draining) {
@@ -300,6 +303,8 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
   }
   if (is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
+  } else if (!caps_.rollback && is_spoiled) {
+    send_back(row);
   }
 }
 
@@ -354,7 +359,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
       const ChunkUndo& undo = record.undo[i - 1];
       const bool is_valid = r.epoch == undo.epoch;
       undo_chunk(chunk, undo, true, why == AbandonReason::Lost && p == first,
-                 why == AbandonReason::Fatal, now_);
+                 why == AbandonReason::Lost, why == AbandonReason::Fatal, now_);
       // The host may not have seen the plan's deltas: they are told again.
       r.told_blocks = min_of(r.told_blocks, undo.blocks_before);
       if (is_valid && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {

@@ -12,7 +12,8 @@ template <class P>
 void SchedulerCore<P>::emit_deltas(PlanRecord& record, std::int32_t row) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   const std::span<const BlockId> table = policies_.pool.table(0, Row{row});
-  for (auto i = static_cast<std::size_t>(r.told_blocks); i < table.size(); ++i) {
+  for (auto i = by_sequence_ ? table.size() : static_cast<std::size_t>(r.told_blocks);
+       i < table.size(); ++i) {
     record.deltas.push_back({Row{row}, static_cast<std::int32_t>(i), table[i]});
   }
   r.told_blocks = static_cast<std::int32_t>(table.size());

@@ -57,8 +57,8 @@ struct PlanRecord {
   GroupPlan group{};
   bool pads_to_batch = false;
 
-  Status allocate(std::int32_t max_rows, std::int64_t max_tokens,
-                  std::int64_t max_deltas) noexcept {
+  Status allocate(std::int32_t max_rows, std::int64_t max_tokens, std::int64_t max_deltas,
+                  std::size_t max_row_ops) noexcept {
     const auto r = static_cast<std::size_t>(max_rows);
     const auto t = static_cast<std::size_t>(max_tokens);
     for (const Status& s : {
@@ -74,7 +74,7 @@ struct PlanRecord {
              deltas.allocate(static_cast<std::size_t>(max_deltas), "max_context_tokens"),
              forks.allocate(r, "max_sequences"),
              copies.allocate(r, "max_sequences"),
-             row_ops.allocate(r, "max_sequences"),
+             row_ops.allocate(max_row_ops, "max_sequences"),
              moves.allocate(kMaxMovesPerPlan, "expert_moves"),
          }) {
       if (!s) {

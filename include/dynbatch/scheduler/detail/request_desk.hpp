@@ -27,10 +27,10 @@ struct IntakeLimits {
   std::int64_t kv_limit = 0;      ///< Positions that one sequence can ever hold in KV.
   std::int64_t atomic_limit = 0;  ///< Prompt tokens that can ever run in one chunk.
   std::int32_t block_size = 1;
-  std::int32_t max_samples = 1;  ///< Sequences that can ever run together.
-  std::int64_t max_beams = 1;    ///< Decodes that fit into one step.
+  std::int32_t max_samples = 1;   ///< Sequences that can ever run together.
+  std::int64_t max_beams = 1;     ///< Decodes that fit into one step.
   std::int64_t total_blocks = 0;  ///< Of the pool; 0 = it has no blocks.
-  bool all_atomic = false;       ///< The admission policy never splits a prompt.
+  bool all_atomic = false;        ///< The admission policy never splits a prompt.
   std::int64_t resource_caps[kMaxResources]{};
 };
 
@@ -290,8 +290,7 @@ inline Status RequestDesk::admissible_beams(const Request& r,
   }
   const std::int64_t positions = saturating_add(prompt_length, r.max_new_tokens - 1);
   const std::int64_t each = ceil_div(positions, limits_.block_size);
-  const std::int64_t all =
-      each + (r.num_samples - 1) * (each - prompt_length / limits_.block_size);
+  const std::int64_t all = each + (r.num_samples - 1) * (each - prompt_length / limits_.block_size);
   if (limits_.total_blocks > 0 && positions <= limits_.kv_limit && all > limits_.total_blocks) {
     return {Errc::CanNeverFit, "num_samples", all, limits_.total_blocks,
             "the beams need more KV blocks than the pool has"};
