@@ -156,6 +156,12 @@ class Scheduler {
     return core_->materialize(plan, out, stride);
   }
 
+  /// Leading blocks that the tables of all running sequences have in common, for cascade attention;
+  /// 0 without any. O(running sequences * common blocks).
+  [[nodiscard]] std::int64_t common_prefix_blocks() const noexcept {
+    return core_->common_prefix_blocks();
+  }
+
   /// Forgets all cached prefixes; false (and nothing changes) while a request holds blocks.
   bool clear_cache() noexcept { return core_->clear_cache(); }
 

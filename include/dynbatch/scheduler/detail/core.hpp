@@ -82,6 +82,7 @@ class SchedulerCore {
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
   bool clear_cache() noexcept;
+  [[nodiscard]] std::int64_t common_prefix_blocks() const noexcept;
   std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
   [[nodiscard]] const Capabilities& capabilities() const noexcept { return caps_; }

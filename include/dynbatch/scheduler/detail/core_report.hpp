@@ -229,6 +229,23 @@ Status SchedulerCore<P>::materialize(const StepPlan& plan, std::span<BlockId> ou
   return kOk;
 }
 
+template <class P>
+std::int64_t SchedulerCore<P>::common_prefix_blocks() const noexcept {
+  std::span<const BlockId> common;
+  for (std::int32_t row = newest_row_; row >= 0; row = rows_[static_cast<std::size_t>(row)].older) {
+    const std::span<const BlockId> table = policies_.pool.table(0, Row{row});
+    if (row == newest_row_) {
+      common = table;
+    }
+    std::size_t n = 0;
+    while (n < common.size() && n < table.size() && common[n] == table[n]) {
+      ++n;
+    }
+    common = common.first(n);
+  }
+  return static_cast<std::int64_t>(common.size());
+}
+
 /// Full check of the scheduler's own books and the pool's. O(everything); usable in release builds.
 template <class P>
 Status SchedulerCore<P>::check() const noexcept {
