@@ -157,6 +157,15 @@ class BlockPool {
   /// Leading blocks of a row whose content is in the index and written for certain.
   [[nodiscard]] std::int64_t num_settled_blocks(Row row) const noexcept;
 
+  /// Newest plan that has still to write one of these blocks of a match; kNoPlan = none.
+  [[nodiscard]] PlanId newest_pending(std::span<const BlockId> blocks) const noexcept {
+    std::uint64_t newest = 0;
+    for (const BlockId block : blocks) {
+      newest = max_of(newest, index_.plan_of(block).value);
+    }
+    return newest > settled_ ? PlanId{newest} : kNoPlan;
+  }
+
   /// The blocks of the latest match().
   [[nodiscard]] std::span<const BlockId> matched() const noexcept {
     return {matched_.data(), static_cast<std::size_t>(num_matched_)};

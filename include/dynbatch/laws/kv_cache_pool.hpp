@@ -74,7 +74,9 @@ class KvCachePoolLaws {
   Status begin() noexcept {
     block_size_ = has_blocks() ? pool_.groups()[0].block_size : 16;
     const std::int64_t context = kMaxBlocks * block_size_;
-    if (Status s = pool_.attach({.max_rows = kRows, .max_context_tokens = context}); !s) {
+    if (Status s = pool_.attach(
+            {.max_rows = kRows, .max_context_tokens = context, .sequence_handles = 4 * kRows});
+        !s) {
       return s;
     }
     const PoolStats stats = pool_.stats();

@@ -85,7 +85,9 @@ enum class RowOpKind : std::uint8_t {
 
 /// One operation on whole ranges of positions. The operations of a plan come first in its
 /// execution, in their order. They are done exactly once and in plan order whatever becomes of the
-/// plan: also if nothing else of it runs, and if it is abandoned.
+/// plan: also if nothing else of it runs, and if it is abandoned. With several plans in flight the
+/// source may have less than is to be shared, because an older plan did not run: then so has the
+/// target, and this plan's results for it are dropped.
 struct RowOp {
   RowOpKind kind = RowOpKind::DropRange;
   Row source{};

@@ -2,6 +2,7 @@
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/laws/kv_cache_pool.hpp>
 
 #include <catch2/catch.hpp>
@@ -137,6 +138,14 @@ TEST_CASE("The shipped pools obey the laws") {
   const std::int64_t num_blocks = GENERATE(8, 20, 60);
   INFO("block size " << block_size << ", blocks " << num_blocks);
   BlockPool<> pool({.num_blocks = num_blocks, .block_size = block_size, .max_kv_events = 4});
+  obeys(pool);
+}
+
+TEST_CASE("A pool of sequences obeys the laws") {
+  const std::int32_t block_size = GENERATE(1, 4, 16);
+  const std::int64_t num_blocks = GENERATE(8, 20, 60);
+  INFO("block size " << block_size << ", blocks " << num_blocks);
+  SequencePool pool({.num_tokens = num_blocks * block_size, .block_size = block_size});
   obeys(pool);
 }
 

@@ -39,12 +39,11 @@ std::vector<RowOp> drain(SequencePool& pool) {
 
 /// "share 0>5 [0,8)" or "drop 3 [4,)".
 std::string text(const RowOp& op) {
-  const std::string range = "[" + std::to_string(op.first) + "," +
-                            (op.last == kEnd ? "" : std::to_string(op.last)) + ")";
-  return op.kind == RowOpKind::ShareRange
-             ? "share " + std::to_string(op.source.value) + ">" + std::to_string(op.target.value) +
-                   " " + range
-             : "drop " + std::to_string(op.target.value) + " " + range;
+  const std::string range =
+      "[" + std::to_string(op.first) + "," + (op.last == kEnd ? "" : std::to_string(op.last)) + ")";
+  return op.kind == RowOpKind::ShareRange ? "share " + std::to_string(op.source.value) + ">" +
+                                                std::to_string(op.target.value) + " " + range
+                                          : "drop " + std::to_string(op.target.value) + " " + range;
 }
 std::vector<std::string> texts(SequencePool& pool) {
   std::vector<std::string> all;
@@ -150,8 +149,7 @@ TEST_CASE("Rows are rewound and forked by operations in their order") {
   pool.rewind(Row{0}, 8);
   pool.truncate(Row{1}, 0);
   REQUIRE(pool.fork(Row{0}, Row{1}, 8).is_ok());
-  CHECK(texts(pool) ==
-        Texts{"share 0>1 [0,10)", "drop 0 [8,)", "drop 1 [0,)", "share 0>1 [0,8)"});
+  CHECK(texts(pool) == Texts{"share 0>1 [0,10)", "drop 0 [8,)", "drop 1 [0,)", "share 0>1 [0,8)"});
   CHECK(pool.fork(Row{0}, Row{3}, 4).code == Errc::InvalidArgument);
   REQUIRE(pool.check().is_ok());
 }

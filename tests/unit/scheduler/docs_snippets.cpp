@@ -346,6 +346,34 @@ MyScheduler make_or_fail(const dynbatch::Capabilities& caps, std::int32_t num_pl
   return std::move(made).value();
 }
 
+// [docs]
+// Beams of one request, in plan order: new beam i continues old beam parents[i] with tokens[i].
+void go_on(const dynbatch::StepPlan& plan, std::size_t first_chunk,
+           std::span<const std::int32_t> parents, std::span<const dynbatch::Token> tokens,
+           dynbatch::StepResultBuffer& result) {
+  for (std::size_t i = 0; i < parents.size(); ++i) {
+    const std::size_t chunk = first_chunk + static_cast<std::size_t>(parents[i]);
+    result.add_continuation({plan.chunks[chunk].sequence, tokens[i]});
+  }
+}
+// [docs]
+
+// [docs]
+// Cells by sequence id and position; a shared cell stands in several sequences.
+void do_row_ops(const dynbatch::StepPlan& plan, std::vector<std::vector<int>>& sequences) {
+  for (const dynbatch::RowOp& op : plan.row_ops) {
+    std::vector<int>& target = sequences[static_cast<std::size_t>(op.target.value)];
+    const auto first = static_cast<std::size_t>(op.first);
+    if (op.kind == dynbatch::RowOpKind::DropRange) {  // llama_memory_seq_rm(target, first, -1)
+      target.resize(std::min(target.size(), first));
+    } else {  // llama_memory_seq_rm(target, -1, -1), llama_memory_seq_cp(source, target, 0, last)
+      const std::vector<int>& source = sequences[static_cast<std::size_t>(op.source.value)];
+      target.assign(source.begin(), source.begin() + op.last);
+    }
+  }
+}
+// [docs]
+
 // Without their common indentation, and without space at the ends.
 std::string dedent(const std::vector<std::string>& lines) {
   std::size_t least = std::string::npos;
@@ -596,4 +624,65 @@ TEST_CASE("What the embedding guide says about slots, prompts and abandoned delt
   CHECK(plan->chunks.back().num_samples == 0);
   CHECK(plan->chunks.back().logits_from == 4);
   CHECK(plan->num_samples == 1);
+}
+
+TEST_CASE("The guide's beams and row operations drive a host that addresses KV by sequence") {
+  using namespace dynbatch;
+  Capabilities caps;
+  caps.max_sequences = 4;
+  caps.sequence_handles = 6;
+  caps.partial_share = true;
+  caps.kv_tokens = 256;
+  auto made = Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, SequencePool>::make(
+      {}, caps, TokenBudgetSizer{}, NoSplit{}, NullBalancer{},
+      SequencePool({.num_tokens = 256, .block_size = 4}), FcfsAdmission{});
+  REQUIRE(made);
+  StepResultBuffer result;
+  REQUIRE(made->make_result(result));
+  std::vector<std::vector<int>> sequences(6);
+  std::vector<Token> prompt(10, 3);
+  std::vector<std::vector<Token>> tokens(2);
+  std::size_t shared = 0;
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    Request request;
+    request.id = RequestId{id};
+    request.prompt.tokens = prompt;
+    request.max_new_tokens = 4;
+    request.num_samples = 2;
+    request.beam_search = id == 1;
+    REQUIRE(made->submit(request));
+    while (made->stats().live > 0) {
+      const StepPlan* plan = made->plan(TimeNs{});
+      REQUIRE(plan != nullptr);
+      CHECK(plan->groups.empty());
+      do_row_ops(*plan, sequences);
+      result.reset(*plan);
+      for (const Chunk& chunk : plan->chunks) {
+        std::vector<int>& cells = sequences[static_cast<std::size_t>(chunk.row.value)];
+        REQUIRE(cells.size() == static_cast<std::size_t>(chunk.first_position));
+        shared += chunk.kind == ChunkKind::Prefill ? cells.size() : 0;
+        cells.resize(static_cast<std::size_t>(chunk.context_length));
+        for (std::int32_t s = 0; s < chunk.num_samples; ++s) {
+          result.add_sample(static_cast<Token>(10 * (chunk.sample + s) + chunk.context_length));
+        }
+      }
+      if (id == 1 && plan->chunks[0].kind == ChunkKind::Decode) {
+        const std::int32_t parents[] = {1, 1};
+        const Token next[] = {7, 8};
+        go_on(*plan, 0, parents, next, result);
+      }
+      REQUIRE(made->commit(*plan, result.view(), TimeNs{}));
+      Event events[16];
+      for (const Event& e : std::span<const Event>(events, made->poll(events))) {
+        std::vector<Token>& to = tokens[static_cast<std::size_t>(e.sample)];
+        to.insert(to.end(), e.tokens.begin(), e.tokens.end());
+      }
+    }
+    if (id == 1) {
+      CHECK(tokens[0] == std::vector<Token>{20, 7, 7, 8});
+      CHECK(tokens[1] == std::vector<Token>{20, 7, 7, 7});
+      CHECK(made->pool_stats().cached_blocks > 0);
+    }
+  }
+  CHECK(shared == 8);  // the second request found the first one's prompt parked
 }

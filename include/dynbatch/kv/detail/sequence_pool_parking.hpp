@@ -46,8 +46,11 @@ inline PrefixMatch SequencePool::match(const SequenceContentView& content,
   PrefixMatch result = pool_.match(content, has_op_room() ? limit : 0);
   result.num_blocks = find_holder(pool_.matched());
   result.num_tokens = result.num_blocks * config_.block_size;
-  result.idle_blocks =
-      count_parked_only(pool_.matched().first(static_cast<std::size_t>(result.num_blocks)));
+  const auto held = pool_.matched().first(static_cast<std::size_t>(result.num_blocks));
+  result.idle_blocks = count_parked_only(held);
+  if (held.size() < pool_.matched().size()) {
+    result.newest_pending = pool_.newest_pending(held);
+  }
   return result;
 }
 
