@@ -23,8 +23,11 @@
 #include <dynbatch/scheduler/detail/core_admit.hpp>
 #include <dynbatch/scheduler/detail/core_beams.hpp>
 #include <dynbatch/scheduler/detail/core_compose.hpp>
+#include <dynbatch/scheduler/detail/core_end.hpp>
+#include <dynbatch/scheduler/detail/core_evict.hpp>
 #include <dynbatch/scheduler/detail/core_flight.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
+#include <dynbatch/scheduler/detail/core_queue.hpp>
 #include <dynbatch/scheduler/detail/core_report.hpp>
 #include <dynbatch/scheduler/detail/core_result.hpp>
 #include <dynbatch/scheduler/detail/core_rows.hpp>

@@ -121,6 +121,8 @@ class SchedulerCore {
   void dequeue(std::uint32_t slot) noexcept;
   void push_waiting(std::uint32_t slot) noexcept;
   void set_deadline(std::uint32_t slot) noexcept;
+
+  // core_end.hpp
   void end_request(std::uint32_t slot, EventKind kind, FinishReason reason, Errc error,
                    TimeNs now) noexcept;
   void finish_sequence(std::uint32_t slot, FinishReason reason, TimeNs now) noexcept;
@@ -170,6 +172,8 @@ class SchedulerCore {
     return static_cast<std::int32_t>(free_rows_.size()) > reserved_rows_ &&
            num_running_ + reserved_rows_ < limits.max_decode_sequences;
   }
+
+  // core_queue.hpp
   [[nodiscard]] bool may_displace(std::uint32_t slot) const noexcept;
   void displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
                 Budget& budget) noexcept;
@@ -177,14 +181,20 @@ class SchedulerCore {
   void unpark(std::uint32_t slot) noexcept;
   void wake(std::int32_t group) noexcept;
   void wake_all() noexcept;
+
+  // core_admit.hpp
   [[nodiscard]] bool waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept;
   [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b,
                                   std::int64_t tokens) const noexcept;
+
+  // core_evict.hpp
   bool grow(PlanRecord& record, std::int32_t row, std::int32_t tokens, Budget& budget) noexcept;
   bool make_room(PlanRecord& record, std::int32_t row, std::int64_t blocks,
                  Budget& budget) noexcept;
   void give_way(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
   void drop_chunk(PlanRecord& record, std::int32_t row, Budget& budget) noexcept;
+
+  // core_write.hpp, and the rest of core_compose.hpp and core_seal.hpp
   void extend_row(std::int32_t row, std::int32_t tokens) noexcept;
   void plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
                          const Composition& composition, Budget& budget) noexcept;
