@@ -199,8 +199,13 @@ class SchedulerCore {
   void plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
                          const Composition& composition, Budget& budget) noexcept;
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
-    return r.in_flight == 0 || (caps_.future_tokens && caps_.in_order && !r.sync_decode &&
-                                !r.is_stale && r.draft_tokens == 0 && r.last_plan != next_plan_);
+    if (r.in_flight == 0) {
+      // Where plans may overtake each other, a copy told by another plan has to be done first.
+      return caps_.in_order ||
+             r.copied_in + static_cast<std::uint64_t>(num_in_flight_) < next_plan_;
+    }
+    return caps_.future_tokens && caps_.in_order && !r.sync_decode && !r.is_stale &&
+           r.draft_tokens == 0 && r.last_plan != next_plan_;
   }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const noexcept {
     return block_size_ == 0 ? 0
@@ -267,6 +272,7 @@ class SchedulerCore {
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
   void drop_fork(const ForkCopy& fork) noexcept;
+  void drop_told_forks(const PlanRecord& record) noexcept;
   void prune_forks() noexcept;
 
   // core_beams.hpp

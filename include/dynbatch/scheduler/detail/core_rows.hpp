@@ -202,6 +202,14 @@ void SchedulerCore<P>::drop_fork(const ForkCopy& fork) noexcept {
   }
 }
 
+/// Where plans may overtake each other, sources keep their blocks until the copies are done.
+template <class P>
+void SchedulerCore<P>::drop_told_forks(const PlanRecord& record) noexcept {
+  for (std::size_t i = 0; !caps_.in_order && i < record.forks.size(); ++i) {
+    drop_fork(record.forks[i]);
+  }
+}
+
 /// Forgets the copies for sequences that have lost their row since.
 template <class P>
 void SchedulerCore<P>::prune_forks() noexcept {

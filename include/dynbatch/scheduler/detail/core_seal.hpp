@@ -21,7 +21,10 @@ void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
     } else if (fork.copy.num_tokens > 0) {
       record.copies.push_back(fork.copy);
     }
-    drop_fork(fork);  // copies come first in their plan: whoever gets the source writes later
+    rows_[static_cast<std::size_t>(fork.row.value)].copied_in = record.plan.id.value;
+    if (caps_.in_order) {
+      drop_fork(fork);  // copies come first in their plan: whoever gets the source writes later
+    }
   }
   fork_copies_.clear();
 }

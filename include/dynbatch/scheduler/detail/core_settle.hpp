@@ -59,6 +59,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   }
   feedback.measured = ran_in_full ? result.measured : DurationNs{};
   policies_.sizer.observe(feedback);
+  drop_told_forks(record);
   oldest_ = oldest_ + 1 == config_.max_plans_in_flight ? 0 : oldest_ + 1;
   prune_forks();  // also when nothing is planned any more, sources must not wait for ever
   --num_in_flight_;
@@ -382,6 +383,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
   reset_readers();
   for (std::int32_t p = num_in_flight_ - 1; p >= first; --p) {
     PlanRecord& record = in_flight_plan(p);
+    drop_told_forks(record);
     for (std::size_t i = 0; i < record.num_chunks; ++i) {
       drop_in_flight(record.chunks[i].row.value);
     }

@@ -165,6 +165,7 @@ struct alignas(64) RowState {
   std::int64_t tpot_ns = 0;        ///< 0 = no limit.
   bool is_stale = false;           ///< Rolled back while younger plans name it: wait for them.
   bool requeue = false;            ///< Draining: waits again afterwards.
+  std::uint64_t copied_in = 0;     ///< Plan that tells the copy it begins with.
   std::int32_t reserved_rows = 0;  ///< Rows kept for the samples that will fork off.
   bool is_reset = false;           ///< Draining because it read what was never written.
   bool is_beam = false;            ///< Runs in the same plans as its request's other beams.
