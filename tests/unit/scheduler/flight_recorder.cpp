@@ -207,7 +207,7 @@ TEST_CASE("The header knows every field of the configuration and the capabilitie
   CHECK(live > 0);
   CHECK(tokens > 0);
   const auto [id, prompt, max_new, min_new, samples, stop, priority, tenant, request_class, arrival,
-              start_by, finish_by, slo, scope, media, resources, user_data, no_read, sync, atomic] =
-      Request{};
+              start_by, finish_by, slo, scope, media, resources, user_data, no_read, sync, atomic,
+              beams] = Request{};
   CHECK(samples == 1);
 }
