@@ -17,6 +17,7 @@
 #include <dynbatch/batch/earliest_deadline.hpp>
 #include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/output_lengths.hpp>
 #include <dynbatch/batch/prefix_affinity.hpp>
 #include <dynbatch/batch/priority_aging.hpp>
 #include <dynbatch/batch/shortest_first.hpp>

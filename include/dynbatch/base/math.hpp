@@ -54,4 +54,17 @@ template <class T>
   return p;
 }
 
+/// Largest integer whose square is not above `n`; 0 for a negative one. Newton, from above.
+[[nodiscard]] constexpr std::int64_t integer_sqrt(std::int64_t n) noexcept {
+  if (n < 1) {
+    return 0;
+  }
+  const int bits = 64 - __builtin_clzll(static_cast<unsigned long long>(n));
+  std::int64_t root = std::int64_t{1} << (bits + 1) / 2;
+  for (std::int64_t next = (root + n / root) / 2; next < root; next = (root + n / root) / 2) {
+    root = next;
+  }
+  return root;
+}
+
 }  // namespace dynbatch::inline DYNBATCH_ABI

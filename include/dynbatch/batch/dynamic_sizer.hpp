@@ -7,6 +7,7 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/output_lengths.hpp>
 #include <dynbatch/batch/step_time_fit.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/stats.hpp>
@@ -32,8 +33,10 @@ class DynamicSizer {
         2048;                           ///< The same under a TPOT limit while no cost is learned.
     std::int32_t recovery_tokens = 16;  ///< A step may run late by what this many pure decode steps
                                         ///< make good; 0 = no token is ever late on purpose.
-    std::int64_t recompute_ns = 100'000'000;  ///< Memory and latency terms; ns, >= 0.
-    StepTimeFit::Config fit{};                ///< `dynamic_batch_window` is its two windows.
+    std::int32_t memory_spread_percent = 100;  ///< Room kept beyond the expected need for memory,
+                                               ///< in percent of its standard deviation; 0 to 1000.
+    std::int64_t recompute_ns = 100'000'000;   ///< Memory and latency terms; ns, >= 0.
+    StepTimeFit::Config fit{};                 ///< `dynamic_batch_window` is its two windows.
 
     [[nodiscard]] constexpr Status validate() const noexcept {
       if (!(alpha > 0.0 && alpha <= 1.0)) {
@@ -61,6 +64,10 @@ class DynamicSizer {
       }
       if (recovery_tokens < 0) {
         return {Errc::InvalidConfig, "recovery_tokens", recovery_tokens, 0, "must not be negative"};
+      }
+      if (memory_spread_percent < 0 || memory_spread_percent > 1000) {
+        return {Errc::InvalidConfig, "memory_spread_percent", memory_spread_percent, 1000,
+                "must lie between 0 and 1000"};
       }
       if (recompute_ns < 0) {
         return {Errc::InvalidConfig, "recompute_ns", recompute_ns, 0, "must not be negative"};
@@ -116,6 +123,9 @@ class DynamicSizer {
 
   void observe(const StepFeedback& feedback) noexcept {
     fit_.observe(feedback.now, feedback.work, feedback.measured);
+    for (const FinishedOutput& output : feedback.finished) {
+      lengths_.add(output.request_class, output.tokens);
+    }
     if (feedback.num_finished > 0 && feedback.finished_output_tokens >= 0) {
       // Halving keeps the mean fresh and the sums far from overflow.
       if (num_finished_ >= kMeanOver) {
@@ -181,23 +191,90 @@ class DynamicSizer {
     return max_of(finished_tokens_ / num_finished_, so_far);
   }
 
-  /// Sequences whose predicted final footprint fits the pool: those that run, plus as many of the
-  /// mean waiting request as fit into what the running ones will leave. Blocks that several
-  /// sequences share are in `referenced` once.
+  /// Sequences that the pool will hold: those that run, plus as many of the mean waiting request as
+  /// find room beside them at every later moment. Until then what runs has grown, and the share of
+  /// it that OutputLengths expects to have ended is gone. Blocks that several sequences share count
+  /// once. O(running + buckets * moments).
   [[nodiscard]] std::int64_t sequences_by_memory(const SizerInput& in) noexcept {
     const std::int64_t block = in.pool.block_size;
     if (block < 1 || in.pool.total_blocks < 1) {
       return kNoBound;
     }
+    if (in.num_waiting > 0) {
+      mean_prompt_ = max_of<std::int64_t>(in.waiting_prompt_tokens, 0) / in.num_waiting;
+    }
+    if (in.running.is_empty()) {
+      return sequences_by_sums(in);
+    }
+    for (Cohort& cohort : cohorts_) {
+      cohort = Cohort{};
+    }
+    lengths_.begin();
+    std::int64_t running = 0;
+    std::int64_t held = 0;
+    in.running.for_each([&](const RunningSequence& r) noexcept {
+      lengths_.add_running(r.request_class, r.output_tokens, r.max_output_tokens);
+      Cohort& cohort = cohort_of(r.request_class, OutputLengths::bucket_of(r.output_tokens));
+      ++cohort.sequences;
+      cohort.tokens += r.known_tokens + block / 2;  // the last block is half full
+      ++running;
+      held += r.held_tokens;
+    });
+    lengths_.update();
+    const std::int64_t shared = max_of<std::int64_t>(held / block - in.pool.referenced_blocks, 0);
+    const std::int64_t room = saturating_mul(saturating_add(in.pool.total_blocks, shared), block);
+    std::int64_t fit = kNoBound;
+    std::int64_t grown = 0;
+    for (std::size_t moment = 0; moment < OutputLengths::kNumBuckets; moment += kMomentStep) {
+      const std::int64_t more = OutputLengths::start_of(moment);
+      const std::int64_t used = tokens_after(more);
+      const std::int64_t alive = lengths_.surviving(RequestClass::Interactive, 0, more);
+      const std::int64_t each = (mean_prompt_ + block / 2 + more) * alive / OutputLengths::kScale;
+      if (each > 0) {
+        fit = min_of(fit, max_of<std::int64_t>(room - used, 0) / each);
+      }
+      if (used < grown / 4) {
+        break;  // most have ended
+      }
+      grown = max_of(grown, used);
+    }
+    return saturating_add(running, fit);
+  }
+
+  /// What the running sequences will hold after `more` tokens each: the expectation, and
+  /// `memory_spread_percent` of its standard deviation if they end independently of each other.
+  [[nodiscard]] std::int64_t tokens_after(std::int64_t more) const noexcept {
+    constexpr std::int64_t kMost = std::int64_t{1} << 20;  // keeps the products in range
+    std::int64_t tokens = 0;
+    std::int64_t variance = 0;
+    for (std::size_t c = 0; c < OutputLengths::kNumClasses; ++c) {
+      const auto request_class = static_cast<RequestClass>(c);
+      for (std::size_t b = 0; b < OutputLengths::kNumBuckets; ++b) {
+        const Cohort& cohort = cohorts_[c * OutputLengths::kNumBuckets + b];
+        if (cohort.sequences == 0) {
+          continue;
+        }
+        const std::int64_t alive =
+            lengths_.surviving(request_class, OutputLengths::start_of(b), more);
+        const std::int64_t each = min_of(cohort.tokens / cohort.sequences + more, kMost);
+        const std::int64_t n = min_of(cohort.sequences, kMost >> 4);
+        tokens += n * each * alive / OutputLengths::kScale;
+        const std::int64_t share = alive / 1024;  // of 1,024
+        variance += (n * each * each / 4096) * (share * (1024 - share) / 256);
+      }
+    }
+    return tokens + integer_sqrt(variance) * config_.memory_spread_percent / 100;
+  }
+
+  /// The same from sums, where nobody lists what runs.
+  [[nodiscard]] std::int64_t sequences_by_sums(const SizerInput& in) const noexcept {
+    const std::int64_t block = in.pool.block_size;
     const std::int64_t running =
         saturating_add(max_of(in.num_decoding, 0), max_of(in.num_prefilling, 0));
     const std::int64_t mean_outputs =
         running > 0 ? max_of<std::int64_t>(in.running_output_tokens, 0) / running : 0;
     const std::int64_t growth_blocks =
         ceil_div(predicted_outputs(mean_outputs, block) - mean_outputs, block);
-    if (in.num_waiting > 0) {
-      mean_prompt_ = max_of<std::int64_t>(in.waiting_prompt_tokens, 0) / in.num_waiting;
-    }
     const std::int64_t request_blocks = max_of<std::int64_t>(
         ceil_div(saturating_add(mean_prompt_, predicted_outputs(0, block)), block), 1);
     const std::int64_t taken = saturating_add(max_of<std::int64_t>(in.pool.referenced_blocks, 0),
@@ -279,7 +356,22 @@ class DynamicSizer {
                     config_.min_prefill_tokens, config_.max_prefill_tokens);
   }
 
+  /// Running sequences of one class with about as many outputs.
+  struct Cohort {
+    std::int64_t sequences = 0;
+    std::int64_t tokens = 0;  ///< What they hold now.
+  };
+  static constexpr std::size_t kMomentStep = 4;
+  [[nodiscard]] Cohort& cohort_of(RequestClass request_class, std::size_t bucket) noexcept {
+    return cohorts_[min_of(static_cast<std::size_t>(request_class),
+                           OutputLengths::kNumClasses - 1) *
+                        OutputLengths::kNumBuckets +
+                    bucket];
+  }
+
   Config config_;
+  OutputLengths lengths_;
+  Cohort cohorts_[OutputLengths::kNumClasses * OutputLengths::kNumBuckets]{};
   std::int64_t alpha_millionths_ = 0;
   StepTimeFit fit_;
   std::int64_t num_finished_ = 0;

@@ -5,14 +5,51 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/ladder.hpp>
+#include <dynbatch/model/request.hpp>
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
 #include <concepts>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
+
+/// A running sequence, as far as a sizer is concerned.
+struct RunningSequence {
+  std::int64_t known_tokens = 0;   ///< Prompt and outputs.
+  std::int64_t held_tokens = 0;    ///< Positions that its blocks have room for.
+  std::int64_t output_tokens = 0;  ///< Outputs so far.
+  std::int64_t max_output_tokens = 0;
+  RequestClass request_class = RequestClass::Interactive;
+};
+
+/// All running sequences, in order of admission; empty where nobody lists them. Visiting them is
+/// O(running): for what a sizer computes now and then.
+class RunningList {
+ public:
+  using Take = void (*)(void* state, const RunningSequence& sequence) noexcept;
+  using Visit = void (*)(const void* context, void* state, Take take) noexcept;
+
+  constexpr RunningList() noexcept = default;
+  constexpr RunningList(const void* context, Visit visit) noexcept
+      : context_(context), visit_(visit) {}
+
+  [[nodiscard]] constexpr bool is_empty() const noexcept { return visit_ == nullptr; }
+  template <class F>
+  void for_each(F&& f) const noexcept {
+    if (visit_ != nullptr) {
+      visit_(context_, &f, [](void* state, const RunningSequence& sequence) noexcept {
+        (*static_cast<std::remove_reference_t<F>*>(state))(sequence);
+      });
+    }
+  }
+
+ private:
+  const void* context_ = nullptr;
+  Visit visit_ = nullptr;
+};
 
 /// What a sizer sees before a step. Counts are of requests on this scheduler.
 struct SizerInput {
@@ -31,6 +68,7 @@ struct SizerInput {
   std::int64_t max_tokens = 0;     ///< The executor's limit a step.
   std::int32_t max_sequences = 0;  ///< The executor's rows.
   PoolStats pool{};
+  RunningList running{};
 };
 
 /// Limits of one step. Sequence limits bound admission and never evict a running sequence.
@@ -44,13 +82,20 @@ struct BatchLimits {
   friend constexpr bool operator==(const BatchLimits&, const BatchLimits&) noexcept = default;
 };
 
+/// The length of an output that came to its normal end.
+struct FinishedOutput {
+  std::int64_t tokens = 0;
+  RequestClass request_class = RequestClass::Interactive;
+};
+
 /// What a sizer learns from a settled step.
 struct StepFeedback {
   TimeNs now{};
-  StepWork work{};                          ///< As performed: padded where the plan was padded.
-  DurationNs measured{};                    ///< 0 or negative = not measured.
-  std::int32_t num_finished = 0;            ///< Requests that finished normally in this step,
-  std::int64_t finished_output_tokens = 0;  ///< and how many tokens they had produced.
+  StepWork work{};                             ///< As performed: padded where the plan was padded.
+  DurationNs measured{};                       ///< 0 or negative = not measured.
+  std::int32_t num_finished = 0;               ///< Requests that finished normally in this step,
+  std::int64_t finished_output_tokens = 0;     ///< and how many tokens they had produced.
+  std::span<const FinishedOutput> finished{};  ///< Each of them; empty where nobody lists them.
 };
 
 /// What holds a sizer's max_decode_sequences down.

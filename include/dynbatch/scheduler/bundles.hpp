@@ -170,7 +170,7 @@ struct DynbatchBundle {
       "recovery_tokens, watermark_permille, max_bypass";
 
   DynamicSizer::Config sizer{};
-  FcfsAdmission::Config admission{.watermark_permille = 10};
+  FcfsAdmission::Config admission{.watermark_permille = 40};
 
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
@@ -308,7 +308,7 @@ struct PrefillFirstBundle : BudgetPreset<PrefillFirstBundle> {
 
   TokenBudgetSizer::Config sizer{.budget = 8192};
   FcfsAdmission::Config admission{.compose = FcfsAdmission::Compose::PrefillFirst,
-                                  .watermark_permille = 10,
+                                  .watermark_permille = 40,
                                   .max_bypass = 0,
                                   .requeue_blocks = 0};
 

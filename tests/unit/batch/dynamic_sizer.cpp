@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/base/random.hpp>
 #include <dynbatch/batch/dynamic_sizer.hpp>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 using namespace dynbatch;
 
@@ -380,4 +384,76 @@ TEST_CASE("a dynamic sizer refuses a bad config by the name of the field", "[bat
   Config config;
   config.fit.min_samples = 0;
   CHECK(field_of(config) == "min_samples");
+}
+
+TEST_CASE("memory holds what runs and grows, less what is expected to have ended", "[batch]") {
+  // Against the same rule in doubles, sequence by sequence, at every token.
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    INFO("seed " << seed);
+    SplitMix64 rng(seed);
+    DynamicSizer sizer(DynamicSizer::Config{.memory_spread_percent = 100});
+    OutputLengths lengths;
+    std::vector<FinishedOutput> finished;
+    for (int i = 0; i < 500; ++i) {
+      finished.push_back({rng.between(100, 900), RequestClass::Interactive});
+      lengths.add(RequestClass::Interactive, finished.back().tokens);
+    }
+    StepFeedback feedback;
+    feedback.finished = finished;
+    sizer.observe(feedback);
+    std::vector<RunningSequence> running;
+    for (std::int64_t i = rng.between(1, 60); i > 0; --i) {
+      const std::int64_t outputs = rng.between(0, 850);
+      const std::int64_t prompt = rng.between(100, 1000);
+      running.push_back({prompt + outputs, prompt + outputs, outputs, 1000});
+    }
+    const RunningList list(&running, [](const void* context, void* state,
+                                        RunningList::Take take) noexcept {
+      for (const RunningSequence& r : *static_cast<const std::vector<RunningSequence>*>(context)) {
+        take(state, r);
+      }
+    });
+    lengths.begin();
+    for (const RunningSequence& r : running) {
+      lengths.add_running(r.request_class, r.output_tokens, r.max_output_tokens);
+    }
+    lengths.update();
+    SizerInput in = idle_engine();
+    in.max_sequences = 100000;
+    in.running = list;
+    in.num_decoding = static_cast<std::int32_t>(running.size());
+    in.num_waiting = 100000;
+    in.waiting_prompt_tokens = in.num_waiting * 400;
+    in.pool.total_blocks = 10000;
+    in.pool.free_blocks = 5000;
+    in.pool.referenced_blocks = 5000;
+    std::int64_t held = 0;
+    for (const RunningSequence& r : running) {
+      held += r.held_tokens;
+    }
+    const double room =
+        16.0 * static_cast<double>(10000 + std::max<std::int64_t>(held / 16 - 5000, 0));
+    double fit = 1e9;
+    for (std::int64_t more = 0; more < 1000; more += 4) {
+      double used = 0;
+      double variance = 0;
+      for (const RunningSequence& r : running) {
+        const double p = static_cast<double>(
+                             lengths.surviving(RequestClass::Interactive, r.output_tokens, more)) /
+                         static_cast<double>(OutputLengths::kScale);
+        const double each = static_cast<double>(r.known_tokens + 8 + more);
+        used += p * each;
+        variance += p * (1 - p) * each * each;
+      }
+      const double p = static_cast<double>(lengths.surviving(RequestClass::Interactive, 0, more)) /
+                       static_cast<double>(OutputLengths::kScale);
+      if (p > 0.01) {
+        fit = std::min(fit,
+                       (room - used - std::sqrt(variance)) / (p * static_cast<double>(408 + more)));
+      }
+    }
+    const double expected = static_cast<double>(running.size()) + fit;
+    CHECK(static_cast<double>(sizer.limits(in).max_decode_sequences) ==
+          Approx(expected).epsilon(0.04));
+  }
 }

@@ -133,7 +133,7 @@ TEST_CASE("the rules of other engines reach the policies that are made", "[sched
   const auto first = configured<PrefillFirstBundle>("prefill_first:budget=4096:split=0");
   CHECK(first.make_sizer().config().budget == 4096);
   CHECK(first.make_admission().config().compose == FcfsAdmission::Compose::PrefillFirst);
-  CHECK(first.make_admission().config().watermark_permille == 10);
+  CHECK(first.make_admission().config().watermark_permille == 40);
   CHECK_FALSE(first.make_admission().splits_prompts());
 
   const auto no_evict = configured<NoEvictBundle>("no_evict:max_seqs=32");

@@ -404,6 +404,7 @@ class SchedulerCore {
   /// A request that does not fit is matched against the prefix cache again after so many plans.
   static constexpr std::uint64_t kRetryPlans = 64;
   FixedVector<PassedOver> passed_over_;
+  FixedVector<FinishedOutput> finished_outputs_;  // of the commit under way
   FixedVector<ForkCopy> fork_copies_;     // of forks since the last plan
   Buffer<Token> drafts_;                  // [max_sequences, max_draft_tokens]
   FixedVector<std::int32_t> candidates_;  // rows that might give way, from the last admitted on

@@ -100,6 +100,7 @@ Status SchedulerCore<P>::initialise() noexcept {
         dirty_.allocate(ring, "max_live_requests"), delivered_.allocate(slots, "max_live_requests"),
         passed_over_.allocate(kLookahead + 1, "lookahead"),
         fork_copies_.allocate(rows, "max_sequences"),
+        finished_outputs_.allocate(rows, "max_sequences"),
         drafts_.allocate(rows * static_cast<std::size_t>(config_.max_draft_tokens),
                          "max_draft_tokens"),
         rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"),

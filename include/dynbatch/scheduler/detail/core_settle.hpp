@@ -32,6 +32,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   }
   PlanRecord& record = in_flight_plan(0);
   StepFeedback feedback;
+  finished_outputs_.clear();
   // What the plan wrote is there before any row leaves, or the pool would not keep it.
   if (is_plain) {
     policies_.pool.settle(plan.id);
@@ -51,6 +52,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
                                 .is_prefill = record.plan.num_prefill_chunks > 0});
   }
   feedback.now = now;
+  feedback.finished = finished_outputs_.span();
   feedback.work = padded_work(plan);
   bool ran_in_full = true;
   for (const Outcome& outcome : result.outcomes) {
@@ -274,6 +276,7 @@ void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs 
                                   StepFeedback& feedback) noexcept {
   const RowState& r = rows_[static_cast<std::size_t>(row)];
   flush_outputs();  // the row takes its outputs out of the sum as it leaves
+  finished_outputs_.push_back({r.known - r.prompt_end, desk_[r.slot].request_class});
   ++feedback.num_finished;
   feedback.finished_output_tokens += r.known - r.prompt_end;
   finish_sequence(r.slot, reason, now);
