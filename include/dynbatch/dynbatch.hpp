@@ -36,6 +36,7 @@
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
 #include <dynbatch/kv/kv_event_log.hpp>
+#include <dynbatch/kv/kv_sizing.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
