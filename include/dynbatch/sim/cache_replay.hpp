@@ -5,17 +5,49 @@
 /// involved. Rules: docs/simulator.md.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
+#include <dynbatch/model/step_cost.hpp>
 #include <dynbatch/sim/trace.hpp>
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace dynbatch::inline DYNBATCH_ABI {
+
+/// Eviction orders by name. Each has its default configuration.
+enum class CacheEviction : std::uint8_t {
+  Lru,       ///< Lru.
+  Ttl,       ///< Ttl over Lru.
+  Lfu,       ///< Lfu.
+  Slru,      ///< Slru.
+  Priority,  ///< PriorityDuration; traces carry no priorities, so all are equal.
+  Cost,      ///< CostAware with CacheReplayConfig::cost.
+  Adaptive,  ///< AdaptiveLru.
+  Belady     ///< Knows the rest of the trace: no order finds more.
+};
+struct CacheEvictionName {
+  CacheEviction eviction;
+  std::string_view name;
+};
+inline constexpr std::array<CacheEvictionName, 8> kCacheEvictions{
+    {{CacheEviction::Lru, "lru"},
+     {CacheEviction::Ttl, "ttl"},
+     {CacheEviction::Lfu, "lfu"},
+     {CacheEviction::Slru, "slru"},
+     {CacheEviction::Priority, "priority"},
+     {CacheEviction::Cost, "cost"},
+     {CacheEviction::Adaptive, "adaptive"},
+     {CacheEviction::Belady, "belady"}}};
 
 /// What is simulated.
 struct CacheReplayConfig {
   std::int64_t num_blocks = 0;   ///< Blocks of the pool, in [1, 2^31 - 2].
   std::int32_t block_size = 16;  ///< Tokens a block, in [1, 65536].
   std::uint64_t seed = 1;        ///< Makes the contents that the trace doesn't name.
+  CacheEviction eviction = CacheEviction::Lru;
+  /// For CacheEviction::Cost: a 70B model of 80 layers and 8,192 channels, where 53,000 positions
+  /// cost a token as much attention as everything else.
+  StepCost cost{.prefill_token_ps = 44'600'000, .attention_pair_fs = 834'000, .version = 1};
 };
 
 /// Sums over all requests. `status` says why a run stopped early.
