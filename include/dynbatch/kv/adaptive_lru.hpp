@@ -61,11 +61,10 @@ class AdaptiveLru {
     return lists_.attach(num_blocks);
   }
 
-  void insert_backwards(std::span<const BlockId> path, std::int32_t first) noexcept {
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
     const bool continues = continues_another(path);
-    for (std::size_t i = path.size(); i-- > 0;) {
-      const std::int64_t index = std::int64_t{first} + static_cast<std::int64_t>(i);
-      lists_.push_back(path[i], class_for(lists_.hits(path[i]), continues, index));
+    for (std::size_t i = path.size(); i-- > first;) {
+      lists_.push_back(path[i], class_for(lists_.hits(path[i]), continues, i));
     }
     if (lists_.clock() >= next_epoch_) {
       next_epoch_ = lists_.clock() + max_of<std::int64_t>(num_blocks_ / 8, 1);
@@ -112,7 +111,7 @@ class AdaptiveLru {
 
  private:
   static constexpr std::int64_t kOne = 256;  // Counters are multiples of 1 / kOne.
-  static constexpr std::int32_t kFewHits = 3;
+  static constexpr std::int32_t kFewHits = 8;
   static constexpr std::int32_t kManyHits = 4;
 
   // Of blocks in the last quarter of their class' lifetime, or at its end; older counts fade.
@@ -123,10 +122,9 @@ class AdaptiveLru {
 
   // A head's class is never below that of its tail: it was found at least as often, lies nearer to
   // the start, and where a path continues another its head was found.
-  static std::int32_t class_for(std::int32_t hits, bool continues, std::int64_t index) noexcept {
+  static std::int32_t class_for(std::int32_t hits, bool continues, std::size_t index) noexcept {
     const std::int32_t use = hits >= kManyHits ? 2 : (hits > 0 || continues ? 1 : 0);
-    const auto power =
-        static_cast<std::int32_t>(std::bit_width(static_cast<std::uint64_t>(index) + 1)) - 1;
+    const auto power = static_cast<std::int32_t>(std::bit_width(index + 1)) - 1;
     return use * kDepths + (kDepths - 1 - min_of(power, kDepths - 1));
   }
 
@@ -179,7 +177,7 @@ inline void AdaptiveLru::adapt() noexcept {
     // A class of which little is known is expected to yield as much as the others, and a little
     // more the nearer it is to the start and the more it was used.
     const std::int64_t rank = 2 * (c % kDepths + c / kDepths) - (kDepths + 1);
-    const std::int64_t expected = prior * (20 + rank) / 20;
+    const std::int64_t expected = prior * (20 + rank * 16 * prior / (found + 16 * prior)) / 20;
     const std::int64_t yields =
         detail::log2_q8(static_cast<std::uint64_t>(counts_[c].found + expected));
     const std::int64_t average =

@@ -52,13 +52,11 @@ class Belady {
   /// never, as for what lies beyond. The caller keeps them until the next call.
   void set_next_uses(std::span<const std::int64_t> times) noexcept { next_uses_ = times; }
 
-  void insert_backwards(std::span<const BlockId> path, std::int32_t first) noexcept {
-    for (std::size_t i = path.size(); i-- > 0;) {
-      const std::size_t index = static_cast<std::size_t>(first) + i;
-      const std::int64_t time =
-          index < next_uses_.size()
-              ? clamp_to<std::int64_t>(next_uses_[index], 0, config_.num_times)
-              : config_.num_times;
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    for (std::size_t i = path.size(); i-- > first;) {
+      const std::int64_t time = i < next_uses_.size()
+                                    ? clamp_to<std::int64_t>(next_uses_[i], 0, config_.num_times)
+                                    : config_.num_times;
       times_.data()[path[i].value] = static_cast<std::int32_t>(time);
       count(path[i], 1);
       lists_.push_back(list_of(path[i]), path[i]);

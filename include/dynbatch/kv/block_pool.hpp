@@ -347,7 +347,7 @@ class BlockPool {
         --i;
         prefetch(table[max_of(i - kPrefetchDistance, length)]);
       }
-      store_.keep_backwards({table + i, static_cast<std::size_t>(end - i)}, i);
+      store_.keep_backwards({table, static_cast<std::size_t>(end)}, static_cast<std::size_t>(i));
       if (i > length) {
         drop_block(table[--i]);
       }

@@ -131,15 +131,15 @@ class BlockStore {
     }
   }
 
-  /// drop_reference() and keep for each block of a path, the last one first; the first one lies at
-  /// index `first` of its row. Each has one reference and is usable.
-  void keep_backwards(std::span<const BlockId> path, std::int32_t first) noexcept {
-    for (const BlockId block : path) {
+  /// drop_reference() and keep for the blocks of a row's path from index `first` on, the last one
+  /// first. Each has one reference and is usable.
+  void keep_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    for (const BlockId block : path.subspan(first)) {
       count(block) = 0;
     }
     eviction_.insert_backwards(path, first);
-    num_cached_ += static_cast<std::int64_t>(path.size());
-    num_referenced_ -= static_cast<std::int64_t>(path.size());
+    num_cached_ += static_cast<std::int64_t>(path.size() - first);
+    num_referenced_ -= static_cast<std::int64_t>(path.size() - first);
   }
 
   /// release() without checks. True if that was the last reference.

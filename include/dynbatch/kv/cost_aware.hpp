@@ -52,8 +52,8 @@ class CostAware : public detail::DecayingOrder {
     }
     return attach_lists(num_blocks, config_.half_life_percent);
   }
-  void insert_backwards(std::span<const BlockId> path, std::int32_t first) noexcept {
-    push(path, level_of(std::int64_t{first} + static_cast<std::int64_t>(path.size()) - 1));
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    push(path, first, level_of(static_cast<std::int64_t>(path.size()) - 1));
   }
 
   /// Quarter octaves by which computing the block at that index costs more than the first one, in

@@ -15,9 +15,9 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Order of the blocks that hold reusable content and are referenced by nobody. Each operation is
-/// O(blocks it is about), none allocates after attach(). A path is a stretch of one row's table:
-/// its first block lies at index `first`, each next one holds what follows. A model gives up what
-/// lies behind a block before the block itself, if that was released first. Optional members, which
+/// O(blocks it is about), none allocates after attach(). A path is a stretch of one row's table,
+/// each block holds what follows the one before. A model gives up what lies behind a block before
+/// the block itself, if that was released first. Optional members, which
 /// a pool calls if they exist:
 /// - `note_hit(path)`: a row has found these leading blocks, whether they are in the order or not;
 /// - `reset(block)`: the content of a block that isn't in the order is gone;
@@ -26,10 +26,11 @@ template <class E>
 concept EvictionOrder =
     std::movable<E> &&
     requires(E& e, const E& ce, std::int64_t num_blocks, BlockId block, std::span<BlockId> blocks,
-             std::span<const BlockId> path, std::int32_t first) {
+             std::span<const BlockId> path, std::size_t first) {
       // Storage for blocks [0, num_blocks); empties the order.
       { e.attach(num_blocks) } noexcept -> std::same_as<Status>;
-      // Enters the blocks of a path, none of which is in the order, the last one first.
+      // Enters the blocks of a path, which starts at the row's first block, from the last one back
+      // to that at index `first`. Those before are still used. None is in the order.
       { e.insert_backwards(path, first) } noexcept -> std::same_as<void>;
       // Takes out a block whose content is forgotten.
       { e.erase(block) } noexcept -> std::same_as<void>;

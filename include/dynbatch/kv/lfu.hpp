@@ -40,8 +40,8 @@ class Lfu : public detail::DecayingOrder {
     }
     return attach_lists(num_blocks, config_.half_life_percent);
   }
-  void insert_backwards(std::span<const BlockId> path, std::int32_t /*first*/) noexcept {
-    push(path, 0);
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    push(path, first, 0);
   }
 
  private:

@@ -41,8 +41,9 @@ class Lru {
     prev(sentinel_) = block.value;
   }
 
-  /// insert() of each block of a path, the last one first.
-  void insert_backwards(std::span<const BlockId> path, std::int32_t /*first*/ = 0) noexcept {
+  /// insert() of each block of a path from index `first` on, the last one first.
+  void insert_backwards(std::span<const BlockId> path, std::size_t first = 0) noexcept {
+    path = path.subspan(first);
     if (path.empty()) {
       return;
     }

@@ -75,20 +75,25 @@ class PriorityDuration {
     }
   }
 
-  void insert_backwards(std::span<const BlockId> path, std::int32_t /*first*/) noexcept {
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
     Mark behind{};
-    for (std::size_t i = path.size(); i-- > 0;) {
+    for (std::size_t i = path.size(); i-- > first;) {
       Mark& m = mark(path[i]);
-      if (m.priority == kNone) {
-        give(m, config_.default_priority, 0);
-      }
-      m.priority = max_of(m.priority, behind.priority);
-      m.duration = max_of(m.duration, behind.duration);
+      rise_to(m, behind);
       const std::int32_t list = list_for(m);
       behind = m;
       m.order = clock_++;
       m.expiry = saturating_add(now_, m.duration);
       push_back(list, path[i]);
+    }
+    // Heads in use learn it now; those before one that knows know too.
+    for (std::size_t i = first; i-- > 0;) {
+      Mark& m = mark(path[i]);
+      if (m.priority >= behind.priority && m.duration >= behind.duration) {
+        break;
+      }
+      rise_to(m, behind);
+      behind = m;
     }
   }
   void erase(BlockId block) noexcept {
@@ -179,6 +184,14 @@ class PriorityDuration {
   void give(Mark& m, std::int32_t priority, std::int64_t duration) const noexcept {
     m.priority = max_of(m.priority, priority + 1);
     m.duration = max_of(m.duration, priority > config_.default_priority ? duration : 0);
+  }
+  // The default for what was given nothing, and at least what lies behind.
+  void rise_to(Mark& m, const Mark& behind) const noexcept {
+    if (m.priority == kNone) {
+      give(m, config_.default_priority, 0);
+    }
+    m.priority = max_of(m.priority, behind.priority);
+    m.duration = max_of(m.duration, behind.duration);
   }
   void push_back(std::int32_t list, BlockId block) noexcept {
     lowest_ = list < kPriorities ? min_of(lowest_, list) : lowest_;

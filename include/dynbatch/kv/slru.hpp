@@ -44,8 +44,8 @@ class Slru {
     return s;
   }
 
-  void insert_backwards(std::span<const BlockId> path, std::int32_t /*first*/) noexcept {
-    for (std::size_t i = path.size(); i-- > 0;) {
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    for (std::size_t i = path.size(); i-- > first;) {
       std::uint8_t& flags = flags_.data()[path[i].value];
       if ((flags & kWasFound) == 0) {
         lists_.push_back(kProbation, path[i]);

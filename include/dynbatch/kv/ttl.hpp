@@ -49,8 +49,8 @@ class Ttl {
     return s ? inner_.attach(num_blocks) : s;
   }
 
-  void insert_backwards(std::span<const BlockId> path, std::int32_t first) noexcept {
-    for (std::size_t i = path.size(); i-- > 0;) {
+  void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    for (std::size_t i = path.size(); i-- > first;) {
       times_.data()[path[i].value] = now_;
       uses_.push_back(0, path[i]);
     }

@@ -59,12 +59,16 @@ class DecayingOrder {
 
   /// Enters a path with the level of its last block; the levels before it are no higher by
   /// themselves, but count as high as anything that was ever seen behind them.
-  void push(std::span<const BlockId> path, std::int32_t level) noexcept {
-    for (std::size_t i = path.size(); i-- > 0;) {
+  void push(std::span<const BlockId> path, std::size_t first, std::int32_t level) noexcept {
+    for (std::size_t i = path.size(); i-- > first;) {
       level = max_of(level, lists_.note(path[i]));
       lists_.set_note(path[i], level);
       const auto hits = static_cast<std::uint64_t>(lists_.hits(path[i]));
       lists_.push_back(path[i], level + static_cast<std::int32_t>(log2_q8(1 + hits) / 64));
+    }
+    // Heads in use learn it now; those before one that knows know too.
+    for (std::size_t i = first; i-- > 0 && lists_.note(path[i]) < level;) {
+      lists_.set_note(path[i], level);
     }
   }
 
