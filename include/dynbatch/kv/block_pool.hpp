@@ -172,12 +172,11 @@ class BlockPool {
 
   /// Gives the blocks of a row that lie wholly or in part in [first, end) a retention, for orders
   /// like PriorityDuration; it counts from their release on. O(blocks). Errors: InvalidArgument.
-  template <class Retention>
-    requires requires(Eviction& e, std::span<const BlockId> blocks, const Retention& r) {
-      e.retain(blocks, r);
-    }
   [[nodiscard]] Status retain(Row row, std::int64_t first, std::int64_t end,
-                              const Retention& retention) noexcept;
+                              const Retention& retention) noexcept
+    requires requires(Eviction& e, std::span<const BlockId> blocks) {
+      e.retain(blocks, Retention{});
+    };
 
   /// Sets the number of usable blocks, in [1, Config::num_blocks]. Shrinking evicts cached blocks
   /// with ids at and beyond it; referenced ones leave when they are released. O(pool).

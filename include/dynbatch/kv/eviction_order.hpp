@@ -6,6 +6,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/time.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -14,12 +15,28 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
+/// What a block is worth, and how long after each use, for orders that care.
+struct Retention {
+  std::int32_t priority = 35;        ///< In [0, 100]; lower goes first.
+  DurationNs duration = kUnbounded;  ///< At least 1 ns.
+
+  [[nodiscard]] constexpr Status validate() const noexcept {
+    if (priority < 0 || priority > 100) {
+      return {Errc::InvalidArgument, "priority", priority, 100, "must be in [0, limit]"};
+    }
+    if (duration.ns < 1) {
+      return {Errc::InvalidArgument, "duration", duration.ns, 1, "must be at least 1 ns"};
+    }
+    return kOk;
+  }
+};
+
 /// Order of the blocks that hold reusable content and are referenced by nobody. Each operation is
-/// O(blocks it is about), none allocates after attach(). A path is a stretch of one row's table,
-/// each block holds what follows the one before. A model gives up what lies behind a block before
-/// the block itself, if that was released first. Optional members, which
-/// a pool calls if they exist:
+/// O(blocks it is about), none allocates after attach(). A path is a stretch of one row's table:
+/// each block holds what follows the one before. What lies behind a block is given up before the
+/// block itself, provided that it was released first. Optional members, used where they exist:
 /// - `note_hit(path)`: a row has found these leading blocks, whether they are in the order or not;
+/// - `retain(blocks, retention)`: what blocks are worth from their next release on;
 /// - `reset(block)`: the content of a block that isn't in the order is gone;
 /// - `advance(now)`: the time, which never steps back.
 template <class E>

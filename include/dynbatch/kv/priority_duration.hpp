@@ -18,22 +18,6 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// What a block is worth, and how long after each use.
-struct Retention {
-  std::int32_t priority = 35;        ///< In [0, 100]; lower goes first.
-  DurationNs duration = kUnbounded;  ///< After it a higher priority falls to the default one.
-
-  [[nodiscard]] constexpr Status validate() const noexcept {
-    if (priority < 0 || priority > 100) {
-      return {Errc::InvalidArgument, "priority", priority, 100, "must be in [0, limit]"};
-    }
-    if (duration.ns < 1) {
-      return {Errc::InvalidArgument, "duration", duration.ns, 1, "must be at least 1 ns"};
-    }
-    return kOk;
-  }
-};
-
 /// Lowest priority first, least recently released first among equals. Of all that a block was given
 /// since it got its content the highest priority and the longest duration count; a block counts at
 /// least as much, and as long, as anything that was ever behind it, so that no tail outlives its

@@ -166,12 +166,10 @@ void BlockPool<Eviction, Hash>::truncate(Row row, std::int64_t tokens) noexcept 
 }
 
 template <class Eviction, class Hash>
-template <class Retention>
-  requires requires(Eviction& e, std::span<const BlockId> blocks, const Retention& r) {
-    e.retain(blocks, r);
-  }
 Status BlockPool<Eviction, Hash>::retain(Row row, std::int64_t first, std::int64_t end,
-                                         const Retention& retention) noexcept {
+                                         const Retention& retention) noexcept
+  requires requires(Eviction& e, std::span<const BlockId> blocks) { e.retain(blocks, Retention{}); }
+{
   if (Status s = retention.validate(); !s) {
     return s;
   }
