@@ -208,8 +208,20 @@ class CacheReplay {
     ++run.num_requests;
     run.num_requests_hit += match.num_blocks > 0 ? 1 : 0;
     run.input_tokens += input;
-    run.hit_tokens += min_of(match.num_tokens, input);
+    const std::int64_t hit = min_of(match.num_tokens, input);
+    run.hit_tokens += hit;
+    run.input_ns = saturating_add(run.input_ns, time_of(input));
+    run.saved_ns = saturating_add(run.saved_ns, time_of(hit));
     return kOk;
+  }
+
+  // To compute so many leading tokens of a prompt, all at once.
+  [[nodiscard]] std::int64_t time_of(std::int64_t tokens) const noexcept {
+    StepCost cost = config_.cost;
+    cost.fixed_ns = 0;
+    return cost
+        .predict({.prefill_tokens = tokens, .attention_pairs = chunk_attention_pairs(0, tokens)})
+        .ns;
   }
 
   const Trace& trace_;

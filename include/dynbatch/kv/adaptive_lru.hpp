@@ -64,8 +64,10 @@ class AdaptiveLru {
   void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
     const bool continues = continues_another(path);
     for (std::size_t i = path.size(); i-- > first;) {
-      lists_.push_back(path[i], class_for(lists_.hits(path[i]), continues, i));
+      lists_.push_back(path[i], class_for(lists_.hits(path[i]), continues, i),
+                       path[i - min_of(lists_.kAhead, i - first)]);
     }
+    lists_.advance(path.size() - first);
     if (lists_.clock() >= next_epoch_) {
       next_epoch_ = lists_.clock() + max_of<std::int64_t>(num_blocks_ / 8, 1);
       adapt();

@@ -90,6 +90,7 @@ struct NaiveBlock {
   int hits = 0;
   int note = 0;  // Level, class or list.
   std::int64_t order = 0;
+  std::int64_t path = 0;  // Order of the first block that was released with it.
   std::int64_t time = 0;
   std::int64_t duration = 0;
   int priority = -1;
@@ -187,7 +188,7 @@ class NaiveDecaying : public NaiveBase<NaiveBlock> {
   int victim() const {
     return least([this](const NaiveBlock& b) {
       const int c = b.note + quarters(b.hits);
-      return std::pair(b.order + c * n_ / 4 * percent_ / 100, c);
+      return std::tuple(b.path + c * n_ / 4 * percent_ / 100, c, b.order);
     });
   }
 
@@ -199,9 +200,11 @@ class NaiveDecaying : public NaiveBase<NaiveBlock> {
     return static_cast<int>(std::floor(4.0 * (octave + v / std::exp2(octave) - 1.0)));
   }
   void enter_path(const std::vector<int>& path, std::size_t first, int level) {
+    const std::int64_t begin = clock;
     for (std::size_t k = path.size(); k-- > 0;) {
       if (k >= first) {
         enter(path[k]);
+        at(path[k]).path = begin;
       } else if (at(path[k]).note >= level) {
         return;  // Then those before it are.
       }
@@ -269,8 +272,10 @@ class Naive<dynbatch::AdaptiveLru> : public NaiveBase<NaiveBlock> {
         continues = at(path[i]).hits == 0 && at(path[i - 1]).hits <= 8;
       }
     }
+    const std::int64_t begin = clock;
     for (std::size_t i = path.size(); i-- > first;) {
       enter(path[i]);
+      at(path[i]).path = begin;
       const int hits = at(path[i]).hits;
       const int use = hits >= 4 ? 2 : (hits > 0 || continues ? 1 : 0);
       const int power = static_cast<int>(std::floor(std::log2(i + 1)));
@@ -279,7 +284,7 @@ class Naive<dynbatch::AdaptiveLru> : public NaiveBase<NaiveBlock> {
   }
   int victim() const {
     return least([this](const NaiveBlock& b) {
-      return std::pair(b.order + order_->life_of(b.note), b.note);
+      return std::tuple(b.path + order_->life_of(b.note), b.note, b.order);
     });
   }
 

@@ -7,7 +7,6 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
-#include <dynbatch/kv/detail/block_lists.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -29,77 +28,115 @@ namespace detail {
   return (std::int64_t{octave} << 8) + static_cast<std::int64_t>(mantissa & 255U);
 }
 
-/// The clock counts blocks that were pushed. The key of a block is its time on that clock plus the
-/// bonus of its class; the lowest key goes first, the lowest class among equals. A path whose
-/// blocks were pushed last one first leaves in that order if the bonus falls nowhere from tail to
-/// head. O(1) a block, and O(kClasses) each time that another class takes the lead. A block has a
-/// counter of its hits, which stops at 255, and a byte for the order's own use.
+/// The clock counts blocks pushed, path by path. The key of a block is its path's time on that
+/// clock plus the bonus of its class; the lowest key goes first, the lowest class among equals. A
+/// path whose blocks were pushed last one first leaves in that order if neither class nor bonus
+/// falls from tail to head. O(1) a block, and O(kClasses) each time that another class takes the
+/// lead: that is for a stretch of a path, since its blocks have equal times. A block has a counter
+/// of its hits, which stops at 255, and a byte for the order's own use.
 template <std::int32_t kClasses>
 class AgedLists {
   static_assert(kClasses > 0 && kClasses <= 256);
 
  public:
+  /// Distance of push_back()'s `ahead` that is worth taking.
+  static constexpr std::size_t kAhead = 16;
+
   [[nodiscard]] Status attach(std::int64_t num_blocks) noexcept {
     clock_ = 0;
     threshold_ = 0;
     has_threshold_ = false;
     leader_ = 0;
     bound_ = kUnknown;
-    if (Status s = marks_.allocate(static_cast<std::size_t>(num_blocks), "num_blocks"); !s) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (num_blocks > kMost - kClasses) {
+      return {Errc::InvalidConfig, "num_blocks", num_blocks, kMost - kClasses,
+              "too many for this eviction order"};
+    }
+    num_blocks_ = static_cast<std::int32_t>(num_blocks);
+    if (Status s = nodes_.allocate(static_cast<std::size_t>(num_blocks + kClasses), "num_blocks");
+        !s) {
       return s;
     }
-    return lists_.attach(num_blocks, kClasses);
+    for (std::int32_t list = 0; list < kClasses; ++list) {
+      node(end_of(list)).next = end_of(list);
+      node(end_of(list)).prev = end_of(list);
+    }
+    return kOk;
   }
 
-  void push_back(BlockId block, std::int32_t list) noexcept {
-    Mark& m = mark(block);
-    m.time = static_cast<std::uint64_t>(clock_++) & kTimeMask;
-    m.list = static_cast<std::uint64_t>(list) & 255U;
-    if (list != leader_ && lists_.is_empty(list)) {
-      bound_ = min_of(bound_, key_of(block));
+  /// Appends a block; `ahead` is one that will be appended some places behind it, or any: it is
+  /// loaded early when this one is taken out, as a list can't be read ahead otherwise.
+  void push_back(BlockId block, std::int32_t list, BlockId ahead) noexcept {
+    Node& n = node(block.value);
+    Node& end = node(end_of(list));
+    n.time = static_cast<std::uint64_t>(clock_) & kTimeMask;
+    n.list = static_cast<std::uint64_t>(list) & 255U;
+    if (list != leader_ && end.next == end_of(list)) {
+      bound_ = min_of(bound_, key_of(n));
     }
-    lists_.push_back(list, block);
+    n.next = end_of(list);
+    n.prev = end.prev;
+    n.ahead = ahead.value;
+    node(end.prev).next = block.value;
+    end.prev = block.value;
   }
-  void erase(BlockId block) noexcept { lists_.erase(block); }
-  void erase(std::span<const BlockId> path) noexcept { lists_.erase(path); }
+  /// So many blocks were pushed, the clock moves on.
+  void advance(std::size_t count) noexcept { clock_ += static_cast<std::int64_t>(count); }
+  void erase(BlockId block) noexcept { unlink(block.value, block.value); }
+  /// erase() of each block of a path; neighbours that were pushed last one first go at once.
+  void erase(std::span<const BlockId> path) noexcept {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const std::int32_t last = path[i].value;
+      while (i + 1 < path.size() && node(path[i + 1].value).next == path[i].value) {
+        ++i;
+      }
+      unlink(path[i].value, last);
+    }
+  }
 
   /// Takes out the blocks with the lowest keys; tells `on_evict(block, class)` of each.
   template <class OnEvict>
   std::size_t take(std::span<BlockId> blocks, OnEvict on_evict) noexcept {
-    std::size_t n = 0;
-    while (n < blocks.size()) {
-      BlockId block = lists_.front(leader_);
-      if ((block == kNoBlock || key_of(block) >= bound_)) {
+    std::size_t taken = 0;
+    while (taken < blocks.size()) {
+      BlockId block = front_of(leader_);
+      if (block == kNoBlock || key_of(node(block.value)) >= bound_) {
         if (!find_leader(leader_, bound_)) {
           break;
         }
-        block = lists_.front(leader_);
+        block = front_of(leader_);
       }
-      threshold_ = key_of(block);
+      const Node& n = node(block.value);
+      __builtin_prefetch(&nodes_.data()[n.ahead], 1);
+      threshold_ = key_of(n);
       has_threshold_ = true;
-      lists_.erase(block);
-      blocks[n++] = block;
+      unlink(block.value, block.value);
+      blocks[taken++] = block;
       on_evict(block, leader_);
     }
-    return n;
+    return taken;
   }
 
   [[nodiscard]] BlockId victim() const noexcept {
-    if (marks_.size() == 0) {
+    if (nodes_.size() == 0) {
       return kNoBlock;
     }
-    const BlockId block = lists_.front(leader_);
-    if (block != kNoBlock && key_of(block) < bound_) {
+    const BlockId block = front_of(leader_);
+    if (block != kNoBlock && key_of(node(block.value)) < bound_) {
       return block;
     }
     std::int32_t leader = 0;
     std::int64_t bound = 0;
-    return find_leader(leader, bound) ? lists_.front(leader) : kNoBlock;
+    return find_leader(leader, bound) ? front_of(leader) : kNoBlock;
   }
   [[nodiscard]] BlockId front() const noexcept {
-    return marks_.size() == 0 ? kNoBlock : lists_.front_from(0);
+    return nodes_.size() == 0 ? kNoBlock : front_from(0);
   }
-  [[nodiscard]] BlockId after(BlockId block) const noexcept { return lists_.after(block); }
+  [[nodiscard]] BlockId after(BlockId block) const noexcept {
+    const std::int32_t behind = node(block.value).next;
+    return behind < num_blocks_ ? BlockId{behind} : front_from(behind - num_blocks_ + 1);
+  }
 
   void set_bonus(std::int32_t list, std::int64_t bonus) noexcept {
     bonus_[list] = bonus;
@@ -107,10 +144,10 @@ class AgedLists {
   }
   [[nodiscard]] std::int64_t bonus(std::int32_t list) const noexcept { return bonus_[list]; }
   [[nodiscard]] std::int32_t class_of(BlockId block) const noexcept {
-    return static_cast<std::int32_t>(marks_.data()[block.value].list);
+    return static_cast<std::int32_t>(node(block.value).list);
   }
   [[nodiscard]] std::int64_t age_of(BlockId block) const noexcept {
-    return clock_ - static_cast<std::int64_t>(marks_.data()[block.value].time);
+    return clock_ - static_cast<std::int64_t>(node(block.value).time);
   }
   [[nodiscard]] std::int64_t clock() const noexcept { return clock_; }
   /// True once a block was evicted; life_of() means something from then on.
@@ -121,39 +158,61 @@ class AgedLists {
   }
 
   [[nodiscard]] std::int32_t hits(BlockId block) const noexcept {
-    return static_cast<std::int32_t>(marks_.data()[block.value].hits);
+    return static_cast<std::int32_t>(node(block.value).hits);
   }
   void count_hit(BlockId block) noexcept {
-    Mark& m = mark(block);
+    Node& m = node(block.value);
     m.hits = m.hits < 255 ? (m.hits + 1U) & 255U : 255U;
   }
   [[nodiscard]] std::int32_t note(BlockId block) const noexcept {
-    return static_cast<std::int32_t>(marks_.data()[block.value].note);
+    return static_cast<std::int32_t>(node(block.value).note);
   }
   void set_note(BlockId block, std::int32_t value) noexcept {
-    mark(block).note = static_cast<std::uint64_t>(value) & 255U;
+    node(block.value).note = static_cast<std::uint64_t>(value) & 255U;
   }
   /// Hits and note are zero again.
   void reset(BlockId block) noexcept {
-    mark(block).hits = 0;
-    mark(block).note = 0;
+    node(block.value).hits = 0;
+    node(block.value).note = 0;
   }
 
  private:
   static constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::min();
   static constexpr std::uint64_t kTimeMask = (std::uint64_t{1} << 40) - 1;
-  // One word, so that a block costs one cache line here.
-  struct Mark {
+  // Together, so that a block costs one cache line here. Sentinels of the lists lie behind blocks.
+  struct Node {
     std::uint64_t time : 40;
     std::uint64_t list : 8;
     std::uint64_t hits : 8;
     std::uint64_t note : 8;
+    std::int32_t next;
+    std::int32_t prev;
+    std::int32_t ahead;
   };
 
-  Mark& mark(BlockId block) noexcept { return marks_.data()[block.value]; }
-  [[nodiscard]] std::int64_t key_of(BlockId block) const noexcept {
-    const Mark& m = marks_.data()[block.value];
-    return static_cast<std::int64_t>(m.time) + bonus_[m.list];
+  Node& node(std::int32_t i) noexcept { return nodes_.data()[i]; }
+  [[nodiscard]] const Node& node(std::int32_t i) const noexcept { return nodes_.data()[i]; }
+  [[nodiscard]] std::int32_t end_of(std::int32_t list) const noexcept { return num_blocks_ + list; }
+  void unlink(std::int32_t first, std::int32_t last) noexcept {
+    const std::int32_t before = node(first).prev;
+    const std::int32_t behind = node(last).next;
+    node(before).next = behind;
+    node(behind).prev = before;
+  }
+  [[nodiscard]] BlockId front_of(std::int32_t list) const noexcept {
+    const std::int32_t block = node(end_of(list)).next;
+    return block >= num_blocks_ ? kNoBlock : BlockId{block};
+  }
+  [[nodiscard]] BlockId front_from(std::int32_t list) const noexcept {
+    for (; list < kClasses; ++list) {
+      if (const BlockId block = front_of(list); block != kNoBlock) {
+        return block;
+      }
+    }
+    return kNoBlock;
+  }
+  [[nodiscard]] std::int64_t key_of(const Node& n) const noexcept {
+    return static_cast<std::int64_t>(n.time) + bonus_[n.list];
   }
   // The class whose front has the lowest key, and the lowest key among the others.
   bool find_leader(std::int32_t& leader, std::int64_t& bound) const noexcept {
@@ -161,8 +220,8 @@ class AgedLists {
     std::int64_t lowest = kNone;
     std::int64_t second = kNone;
     for (std::int32_t list = 0; list < kClasses; ++list) {
-      const BlockId block = lists_.front(list);
-      const std::int64_t key = block == kNoBlock ? kNone : key_of(block);
+      const BlockId block = front_of(list);
+      const std::int64_t key = block == kNoBlock ? kNone : key_of(node(block.value));
       if (key < lowest) {
         second = lowest;
         lowest = key;
@@ -175,12 +234,12 @@ class AgedLists {
     return lowest != kNone;
   }
 
-  BlockLists lists_;
-  Buffer<Mark> marks_;  // [num_blocks]
+  Buffer<Node> nodes_;  // [num_blocks + kClasses]
   std::int64_t bonus_[static_cast<std::size_t>(kClasses)] = {};
   std::int64_t clock_ = 0;
   std::int64_t threshold_ = 0;     // Key of the latest victim.
   std::int64_t bound_ = kUnknown;  // No front but the leader's has a lower key.
+  std::int32_t num_blocks_ = 0;
   std::int32_t leader_ = 0;
   bool has_threshold_ = false;
 };

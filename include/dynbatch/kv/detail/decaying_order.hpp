@@ -64,8 +64,10 @@ class DecayingOrder {
       level = max_of(level, lists_.note(path[i]));
       lists_.set_note(path[i], level);
       const auto hits = static_cast<std::uint64_t>(lists_.hits(path[i]));
-      lists_.push_back(path[i], level + static_cast<std::int32_t>(log2_q8(1 + hits) / 64));
+      lists_.push_back(path[i], level + static_cast<std::int32_t>(log2_q8(1 + hits) / 64),
+                       path[i - min_of(lists_.kAhead, i - first)]);
     }
+    lists_.advance(path.size() - first);
     // Heads in use learn it now; those before one that knows know too.
     for (std::size_t i = first; i-- > 0 && lists_.note(path[i]) < level;) {
       lists_.set_note(path[i], level);
