@@ -313,8 +313,9 @@ std::string to_table(const ReplayReport& r) {
 }
 
 std::string to_cache_table(const ReplayReport& r) {
-  std::vector<Column> columns{{"eviction", {}},  {"KV blocks", {}}, {"KV tokens", {}},
-                              {"hit ratio", {}}, {"hits", {}},      {"blocks evicted", {}}};
+  std::vector<Column> columns{{"eviction", {}},      {"KV blocks", {}},  {"KV tokens", {}},
+                              {"hit ratio", {}},     {"time saved", {}}, {"hits", {}},
+                              {"blocks evicted", {}}};
   std::int64_t num_cut = 0;
   for (const CacheResult& c : r.caches) {
     columns[0].cells.emplace_back(c.eviction.name);
@@ -331,8 +332,9 @@ std::string to_cache_table(const ReplayReport& r) {
       "cache   blocks of {} tokens, a prompt's tail is evicted before its head\n",
       r.trace_name, grouped(r.num_requests), grouped(r.mean_input_tokens, 0), r.config.block_size);
   text += ticks_line(r) + "\n" + laid_out(columns) + "\n";
-  text += "hit ratio: tokens of leading blocks found / prompt tokens. hits: requests with any.\n"
-          "time saved: the same in prefill time of a 70B model, where late tokens cost more.\n";
+  text +=
+      "hit ratio: tokens of leading blocks found / prompt tokens. hits: requests with any.\n"
+      "time saved: the same in prefill time of a 70B model, where late tokens cost more.\n";
   if (r.hash_block_tokens == 0 && !r.trace_sha256.empty()) {
     text += "The trace doesn't name its prompts' content: no two are alike here.\n";
   }

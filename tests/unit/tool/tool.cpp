@@ -212,8 +212,8 @@ TEST_CASE("cache-only tells what caches of several sizes find, with the reading 
   REQUIRE(o.code == 0);
   CHECK(contains(o.out, "equal time stamps spread evenly over 3000 ms"));
   // Three shared blocks; the fourth and third prompts find theirs if both fit.
-  CHECK(contains(o.out, "2              1,024     0.3750"));
-  CHECK(contains(o.out, "3              1,536     0.6250"));
+  CHECK(contains(o.out, "2      1,024     0.3750"));
+  CHECK(contains(o.out, "3      1,536     0.6250"));
   const json report = json::parse(read(json_file));
   CHECK(report["config"]["spread_ticks_ms"] == 3000.0);
   CHECK(report["config"]["hash_block_tokens"] == 512);
