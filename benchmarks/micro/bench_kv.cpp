@@ -2,7 +2,13 @@
 // Cost of the KV pool's operations. Where a benchmark has to undo what it measures, only the named
 // operation is timed (manual time).
 #include <dynbatch/base/random.hpp>
+#include <dynbatch/kv/adaptive_lru.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/cost_aware.hpp>
+#include <dynbatch/kv/lfu.hpp>
+#include <dynbatch/kv/priority_duration.hpp>
+#include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/ttl.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -16,7 +22,6 @@ using namespace dynbatch;
 
 namespace {
 
-using Pool = BlockPool<>;
 constexpr std::int32_t kBlock = 16;
 
 // One sequence's tokens in pages of 256.
@@ -45,14 +50,16 @@ struct Prompt {
   std::vector<std::uint32_t> pages;
 };
 
-Pool make_pool(std::int64_t num_blocks, std::int32_t rows, std::int64_t context) {
-  Pool pool(Pool::Config{.num_blocks = num_blocks, .block_size = kBlock});
+template <class Eviction = Lru>
+BlockPool<Eviction> make_pool(std::int64_t num_blocks, std::int32_t rows, std::int64_t context) {
+  BlockPool<Eviction> pool({.num_blocks = num_blocks, .block_size = kBlock});
   if (!pool.attach({.max_rows = rows, .max_context_tokens = context})) {
     std::abort();
   }
   return pool;
 }
 
+template <class Pool>
 void fill(Pool& pool, Row row, const Prompt& prompt) {
   const auto view = prompt.view();
   const auto n = static_cast<std::int64_t>(prompt.tokens.size());
@@ -75,7 +82,7 @@ class Stopwatch {
 // The whole prompt but its last block is cached and was read just before.
 void prefix_match_hot(benchmark::State& state) {
   const auto n = static_cast<std::int64_t>(32768);
-  Pool pool = make_pool(200000, 4, n);
+  auto pool = make_pool(200000, 4, n);
   const Prompt prompt(n, 1);
   fill(pool, Row{0}, prompt);
   pool.release(Row{0});
@@ -89,7 +96,7 @@ BENCHMARK(prefix_match_hot)->Name("BM_PrefixMatch/tokens:32768/hot");
 
 // A prompt of which nothing is cached: the first block decides.
 void prefix_match_miss(benchmark::State& state) {
-  Pool pool = make_pool(200000, 4, 32768);
+  auto pool = make_pool(200000, 4, 32768);
   const Prompt stored(32768, 1);
   const Prompt other(32768, 2);
   fill(pool, Row{0}, stored);
@@ -103,7 +110,7 @@ BENCHMARK(prefix_match_miss)->Name("BM_PrefixMatch/tokens:32768/miss");
 
 // publish() of a whole prompt; blocks and nodes were used before.
 void prefix_insert(benchmark::State& state) {
-  Pool pool = make_pool(4096, 4, 32768);
+  auto pool = make_pool(4096, 4, 32768);
   const Prompt prompt(32768, 1);
   const auto view = prompt.view();
   for (auto _ : state) {
@@ -120,9 +127,10 @@ void prefix_insert(benchmark::State& state) {
 BENCHMARK(prefix_insert)->Name("BM_PrefixInsert/tokens:32768")->UseManualTime();
 
 // A full pool of 200,000 cached blocks in sequences of 4,096 tokens, half of them referenced.
+template <class Eviction>
 void evict_allocate(benchmark::State& state) {
   constexpr int kSequences = 781;
-  Pool pool = make_pool(kSequences * 256, kSequences + 1, 4096);
+  auto pool = make_pool<Eviction>(kSequences * 256, kSequences + 1, 4096);
   std::vector<Prompt> prompts;
   for (int i = 0; i < kSequences; ++i) {
     prompts.emplace_back(4096, static_cast<std::uint64_t>(i));
@@ -145,12 +153,22 @@ void evict_allocate(benchmark::State& state) {
     next = (next + 2) % (kSequences + 1);
   }
 }
-BENCHMARK(evict_allocate)
-    ->Name("BM_EvictAllocate/blocks:256/cached:200000/pinned:half")
-    ->UseManualTime();
+// One line an eviction order.
+#define DYNBATCH_EVICT_ALLOCATE(Eviction, suffix)                            \
+  BENCHMARK(evict_allocate<Eviction>)                                        \
+      ->Name("BM_EvictAllocate/blocks:256/cached:200000/pinned:half" suffix) \
+      ->UseManualTime()
+DYNBATCH_EVICT_ALLOCATE(Lru, "");
+DYNBATCH_EVICT_ALLOCATE(Ttl<>, "/ttl");
+DYNBATCH_EVICT_ALLOCATE(Lfu, "/lfu");
+DYNBATCH_EVICT_ALLOCATE(Slru, "/slru");
+DYNBATCH_EVICT_ALLOCATE(PriorityDuration, "/priority");
+DYNBATCH_EVICT_ALLOCATE(CostAware, "/cost");
+DYNBATCH_EVICT_ALLOCATE(AdaptiveLru, "/adaptive");
 
+template <class Eviction>
 void release(benchmark::State& state) {
-  Pool pool = make_pool(200000, 4, 32768);
+  auto pool = make_pool<Eviction>(200000, 4, 32768);
   const Prompt prompt(32768, 1);
   fill(pool, Row{0}, prompt);
   pool.release(Row{0});
@@ -161,10 +179,12 @@ void release(benchmark::State& state) {
     state.SetIterationTime(watch.seconds());
   }
 }
-BENCHMARK(release)->Name("BM_Release/tokens:32768")->UseManualTime();
+BENCHMARK(release<Lru>)->Name("BM_Release/tokens:32768")->UseManualTime();
+BENCHMARK(release<AdaptiveLru>)->Name("BM_Release/tokens:32768/adaptive")->UseManualTime();
 
+template <class Eviction>
 void acquire(benchmark::State& state) {
-  Pool pool = make_pool(200000, 4, 32768);
+  auto pool = make_pool<Eviction>(200000, 4, 32768);
   const Prompt prompt(32768, 1);
   fill(pool, Row{0}, prompt);
   pool.release(Row{0});
@@ -180,14 +200,16 @@ void acquire(benchmark::State& state) {
     pool.release(Row{0});
   }
 }
-BENCHMARK(acquire)->Name("BM_Acquire/tokens:32768")->UseManualTime();
+BENCHMARK(acquire<Lru>)->Name("BM_Acquire/tokens:32768")->UseManualTime();
+BENCHMARK(acquire<AdaptiveLru>)->Name("BM_Acquire/tokens:32768/adaptive")->UseManualTime();
 
 // One decode step of 1,024 rows of which every sixteenth needs a block: extend and publish.
+template <class Eviction>
 void extend(benchmark::State& state) {
   constexpr int kRows = 1024;
   constexpr std::int64_t kFirst = 4096;
   constexpr std::int64_t kLast = 4096 + 1024;
-  Pool pool = make_pool(400000, kRows, kLast + kBlock);
+  auto pool = make_pool<Eviction>(400000, kRows, kLast + kBlock);
   std::vector<Prompt> prompts;
   std::vector<SequenceContentView> views;
   for (int i = 0; i < kRows; ++i) {
@@ -223,7 +245,8 @@ void extend(benchmark::State& state) {
     benchmark::DoNotOptimize(ok);
   }
 }
-BENCHMARK(extend)->Name("BM_Extend/rows:1024");
+BENCHMARK(extend<Lru>)->Name("BM_Extend/rows:1024");
+BENCHMARK(extend<AdaptiveLru>)->Name("BM_Extend/rows:1024/adaptive");
 
 }  // namespace
 

@@ -122,9 +122,28 @@ class ReplayCommand {
     return kSuccess;
   }
 
-  // The sizes of --kv-blocks into the report.
+  int read_evictions() {
+    std::string_view rest = options_.eviction.empty() ? "lru" : std::string_view(options_.eviction);
+    for (bool has_more = true; has_more;) {
+      const std::size_t comma = rest.find(',');
+      const std::string_view name = rest.substr(0, comma);
+      const auto found = std::find_if(kCacheEvictions.begin(), kCacheEvictions.end(),
+                                      [&](const CacheEvictionName& e) { return e.name == name; });
+      if (found == kCacheEvictions.end()) {
+        return fail(kUsage, fmt::format("--eviction '{}': '{}' is no eviction order; see --help",
+                                        options_.eviction, name));
+      }
+      evictions_.push_back(*found);
+      has_more = comma != std::string_view::npos;
+      rest.remove_prefix(has_more ? comma + 1 : 0);
+    }
+    return kSuccess;
+  }
+
+  // Each eviction order with each of the sizes of --kv-blocks into the report.
   int read_kv_blocks() {
     std::string_view rest = options_.kv_blocks;
+    std::vector<CacheResult> sizes;
     for (bool has_more = options_.cache_only; has_more;) {
       const std::size_t comma = rest.find(',');
       const std::string_view part = rest.substr(0, comma);
@@ -137,15 +156,24 @@ class ReplayCommand {
                                         "blocks from 1 to {}",
                                         options_.kv_blocks, INT32_MAX - 1));
       }
-      report_.caches.push_back(cache);
+      sizes.push_back(cache);
       has_more = comma != std::string_view::npos;
       rest.remove_prefix(has_more ? comma + 1 : 0);
+    }
+    for (const CacheEvictionName& eviction : evictions_) {
+      for (CacheResult cache : sizes) {
+        cache.eviction = eviction;
+        report_.caches.push_back(cache);
+      }
     }
     return kSuccess;
   }
 
   int check_cache_options() {
     if (!options_.cache_only) {
+      if (!options_.eviction.empty()) {
+        return fail(kUsage, "--eviction is for --cache-only: policies evict by LRU");
+      }
       return options_.kv_blocks.empty()
                  ? kSuccess
                  : fail(kUsage, "--kv-blocks is for --cache-only; otherwise give --kv-tokens");
@@ -153,15 +181,17 @@ class ReplayCommand {
     if (options_.find_capacity > 0.0 || !options_.slo.empty() || !options_.csv.empty()) {
       return fail(kUsage, "--cache-only runs no engine: it excludes --slo, --find-capacity, --csv");
     }
-    return read_kv_blocks();
+    const int code = read_evictions();
+    return code == kSuccess ? read_kv_blocks() : code;
   }
 
   int run_caches() {
     for (CacheResult& cache : report_.caches) {
-      progress_.begin(fmt::format("{} blocks", cache.num_blocks));
+      progress_.begin(fmt::format("{}, {} blocks", cache.eviction.name, cache.num_blocks));
       cache.run = replay_cache(trace_, {.num_blocks = cache.num_blocks,
                                         .block_size = report_.config.block_size,
-                                        .seed = report_.config.seed});
+                                        .seed = report_.config.seed,
+                                        .eviction = cache.eviction.eviction});
       if (!cache.run.is_ok()) {
         const bool is_usage = cache.run.status.code == Errc::InvalidConfig;
         return fail(is_usage ? kUsage : kFailure, text_of(cache.run.status));
@@ -484,6 +514,7 @@ class ReplayCommand {
   std::ostream& err_;
   ProgressBar progress_;
   std::vector<PolicySpec> policies_;
+  std::vector<CacheEvictionName> evictions_;
   Trace trace_;
   ReplayReport report_;
   bool is_recorded_ = true;

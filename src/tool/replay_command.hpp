@@ -24,6 +24,7 @@ struct ReplayOptions {
   std::string record;
   std::string spread_ticks;  ///< Empty = by format.
   std::string kv_blocks;     ///< Comma-separated.
+  std::string eviction;      ///< Comma-separated; empty = lru.
   std::int64_t kv_tokens = 600'000;
   std::int64_t block_size = 16;
   std::int64_t max_seqs = 256;

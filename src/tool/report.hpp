@@ -26,8 +26,9 @@ struct PolicyResult {
   bool capacity_is_bounded = true;
 };
 
-/// What a prefix cache of one size found.
+/// What a prefix cache of one size and one eviction order found.
 struct CacheResult {
+  CacheEvictionName eviction = kCacheEvictions[0];
   std::int64_t num_blocks = 0;
   CacheReplayRun run;
 };

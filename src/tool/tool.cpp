@@ -4,6 +4,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/version.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
+#include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 
 #include "tool/explain_command.hpp"
@@ -32,6 +33,8 @@ constexpr const char* kExamples = R"(Examples:
       the highest rate at which 90 % of the requests do
   dynbatch replay --trace mooncake.jsonl --cache-only --kv-blocks 1000,10000 --block-size 512
       what share of the prompts prefix caches of these sizes would find
+  dynbatch replay --trace mooncake.jsonl --cache-only --kv-blocks 3000 --block-size 512 --eviction lru,adaptive,belady
+      the same under several eviction orders, beside the best possible one
   dynbatch replay --policy chunked:budget=512,chunked:budget=2048 --json out.json
       two settings of one policy, with all metrics in a file
   dynbatch replay --policy orca:reserve=8192,prefill_first,no_evict,max_util,dynbatch
@@ -66,6 +69,14 @@ std::string policy_help() {
                     MaxUtilBundle, DynbatchBundle>();
 }
 
+std::string eviction_help() {
+  std::string text = "eviction orders for --cache-only, NAME[,NAME...] (default: lru) of";
+  for (const CacheEvictionName& e : kCacheEvictions) {
+    text += fmt::format(" {}", e.name);
+  }
+  return text;
+}
+
 void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--trace", o.trace, "trace file (default: an embedded workload)");
   command.add_option("--format", o.format, "auto, azure, csv, mooncake or bailian")
@@ -82,6 +93,7 @@ void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_flag("--cache-only", o.cache_only,
                    "only look up and enter the prompts in prefix caches of --kv-blocks");
   command.add_option("--kv-blocks", o.kv_blocks, "sizes for --cache-only: N[,N...] blocks");
+  command.add_option("--eviction", o.eviction, eviction_help());
   command.add_option("--max-seqs", o.max_seqs, "sequences at once a unit")->capture_default_str();
   command.add_option("--max-new", o.max_new,
                      "output limit that requests carry; cuts longer outputs (default: 8192, or the "

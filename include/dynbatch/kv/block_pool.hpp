@@ -12,6 +12,7 @@
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
 #include <dynbatch/kv/detail/content_cursor.hpp>
+#include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
 #include <dynbatch/model/kv_event.hpp>
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -54,8 +56,12 @@ class BlockPool {
 
   BlockPool() noexcept : BlockPool(Config{}) {}
   /// Keeps the configuration; attach() validates it.
-  explicit BlockPool(const Config& config) noexcept
-      : config_(config), group_{GroupKind::Full, config.block_size, 0} {}
+  explicit BlockPool(const Config& config) noexcept : BlockPool(config, Eviction()) {}
+  /// With an eviction order that has a configuration of its own; attach() validates that too.
+  BlockPool(const Config& config, Eviction eviction) noexcept
+      : config_(config),
+        group_{GroupKind::Full, config.block_size, 0},
+        store_(std::move(eviction)) {}
 
   /// Validates and allocates; all blocks are free, all rows empty. Errors: InvalidConfig,
   /// InvalidArgument, OutOfMemory; the pool is then not usable but safe to call.
@@ -111,28 +117,7 @@ class BlockPool {
 
   /// Shortens the table of a row to what `tokens` need. A published block that this cuts through
   /// leaves the index, unless other rows hold it: then this row must not write to it again.
-  void truncate(Row row, std::int64_t tokens) noexcept {
-    if (!is_row(row)) {
-      return;
-    }
-    RowState& r = state_of(row);
-    const std::int64_t kept = max_of<std::int64_t>(tokens, 0);
-    if (kept >= capacity(r)) {
-      return;
-    }
-    const auto length = static_cast<std::int32_t>(ceil_div(kept, config_.block_size));
-    drop_blocks(row, length);
-    if (kept % config_.block_size != 0 && r.num_published == length) {
-      const BlockId block = table_of(row)[length - 1];
-      if (is_indexed(block) && store_.references(block) == 1) {
-        leave_index(block);
-        r.num_published = length - 1;
-        r.tail = kNoNode;
-        r.num_acquired = min_of(r.num_acquired, length - 1);
-      }
-    }
-    ++state_;
-  }
+  void truncate(Row row, std::int64_t tokens) noexcept;
 
   /// Makes the empty row `to` share the first `tokens` positions of `from`: whole blocks by
   /// reference; for a rest `to` gets a block of its own, whose first `tokens` mod block_size
@@ -202,7 +187,16 @@ class BlockPool {
     static_cast<void>(until);
     return {Errc::NotSupported, "pin", tokens, 0, "this pool can't pin prefixes"};
   }
-  void unpin_expired(TimeNs now) noexcept { static_cast<void>(now); }
+  /// Also the clock of eviction orders that know time.
+  void unpin_expired(TimeNs now) noexcept { store_.advance(now); }
+
+  /// Gives the blocks of a row that lie wholly or in part in [first, end) a retention, for orders
+  /// like PriorityDuration; it counts from their release on. O(blocks). Errors: InvalidArgument.
+  [[nodiscard]] Status retain(Row row, std::int64_t first, std::int64_t end,
+                              const Retention& retention) noexcept
+    requires requires(Eviction& e, std::span<const BlockId> blocks) {
+      e.retain(blocks, Retention{});
+    };
 
   /// Sets the number of usable blocks, in [1, Config::num_blocks]. Shrinking evicts cached blocks
   /// with ids at and beyond it; referenced ones leave when they are released. O(pool).
@@ -233,6 +227,8 @@ class BlockPool {
   [[nodiscard]] Status check() const noexcept;
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
+  [[nodiscard]] const Eviction& eviction() const noexcept { return store_.eviction(); }
+  [[nodiscard]] Eviction& eviction() noexcept { return store_.eviction(); }
   /// References to a block, for tests and monitoring; 0 for an unknown one.
   [[nodiscard]] std::int32_t references(BlockId block) const noexcept {
     return store_.is_known(block) ? store_.references(block) : 0;
@@ -370,7 +366,7 @@ class BlockPool {
         --i;
         prefetch(table[max_of(i - kPrefetchDistance, length)]);
       }
-      store_.keep_backwards({table + i, static_cast<std::size_t>(end - i)});
+      store_.keep_backwards({table, static_cast<std::size_t>(end)}, static_cast<std::size_t>(i));
       if (i > length) {
         drop_block(table[--i]);
       }

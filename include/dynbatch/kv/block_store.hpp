@@ -7,11 +7,14 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -22,9 +25,19 @@ namespace dynbatch::inline DYNBATCH_ABI {
 template <class Eviction = Lru>
 class BlockStore {
  public:
+  BlockStore() noexcept = default;
+  /// Keeps the order with its configuration; attach() empties it.
+  explicit BlockStore(Eviction eviction) noexcept : eviction_(std::move(eviction)) {}
+
   /// Allocates for `num_blocks` blocks, all free. Memory of blocks never used isn't touched.
   [[nodiscard]] Status attach(std::int64_t num_blocks) noexcept {
-    *this = BlockStore{};
+    size_ = 0;
+    first_unused_ = 0;
+    num_stacked_ = 0;
+    num_cached_ = 0;
+    num_referenced_ = 0;
+    num_retiring_ = 0;
+    free_head_ = -1;
     if (Status s = references_.allocate(static_cast<std::size_t>(num_blocks), "num_blocks"); !s) {
       return s;
     }
@@ -94,8 +107,9 @@ class BlockStore {
 
   /// share() without checks, for blocks known to be cached or referenced.
   void add_reference(BlockId block) noexcept {
+    note_hits({&block, 1});
     if (count(block)++ == 0) {
-      eviction_.erase(block);
+      eviction_.erase(std::span<const BlockId>(&block, 1));
       --num_cached_;
       ++num_referenced_;
     }
@@ -103,6 +117,7 @@ class BlockStore {
 
   /// add_reference() to each block of a path.
   void add_references(std::span<const BlockId> path) noexcept {
+    note_hits(path);
     for (std::size_t i = 0; i < path.size();) {
       const std::size_t first = i;
       while (i < path.size() && count(path[i])++ == 0) {
@@ -116,15 +131,15 @@ class BlockStore {
     }
   }
 
-  /// drop_reference() and keep for each block of a path, the last one first. Each has one reference
-  /// and is usable.
-  void keep_backwards(std::span<const BlockId> path) noexcept {
-    for (const BlockId block : path) {
+  /// drop_reference() and keep for the blocks of a row's path from index `first` on, the last one
+  /// first. Each has one reference and is usable.
+  void keep_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
+    for (const BlockId block : path.subspan(first)) {
       count(block) = 0;
     }
-    eviction_.insert_backwards(path);
-    num_cached_ += static_cast<std::int64_t>(path.size());
-    num_referenced_ -= static_cast<std::int64_t>(path.size());
+    eviction_.insert_backwards(path, first);
+    num_cached_ += static_cast<std::int64_t>(path.size() - first);
+    num_referenced_ -= static_cast<std::int64_t>(path.size() - first);
   }
 
   /// release() without checks. True if that was the last reference.
@@ -136,7 +151,7 @@ class BlockStore {
     if (block.value >= size_) [[unlikely]] {
       --num_retiring_;
     } else if (keep) {
-      eviction_.insert(block);
+      eviction_.insert_backwards(std::span<const BlockId>(&block, 1), 0);
       ++num_cached_;
     } else {
       push_free(block);
@@ -148,7 +163,7 @@ class BlockStore {
   void forget(BlockId block) noexcept {
     eviction_.erase(block);
     --num_cached_;
-    push_free(block);
+    stack(block);
   }
 
   /// Sets the number of usable blocks, in [1, blocks of attach()]. Ids at and beyond it aren't
@@ -162,7 +177,7 @@ class BlockStore {
       if (count(block) != 0) {
         num_retiring_ += size < old_size ? 1 : -1;
       } else if (size > old_size && id < first_unused_) {
-        push_free(block);
+        stack(block);
       }
     }
     if (size < old_size) {
@@ -193,6 +208,13 @@ class BlockStore {
   /// Blocks at and beyond this id were never handed out.
   [[nodiscard]] std::int64_t first_unused() const noexcept { return first_unused_; }
   [[nodiscard]] const Eviction& eviction() const noexcept { return eviction_; }
+  [[nodiscard]] Eviction& eviction() noexcept { return eviction_; }
+  /// Tells the order the time, if it wants to know.
+  void advance(TimeNs now) noexcept {
+    if constexpr (requires { eviction_.advance(now); }) {
+      eviction_.advance(now);
+    }
+  }
 
   /// Verifies counts and lists. O(blocks ever used).
   [[nodiscard]] Status check() const noexcept {
@@ -217,7 +239,7 @@ class BlockStore {
       ++stacked;
     }
     std::int64_t cached = 0;
-    for (BlockId b = eviction_.victim(); b != kNoBlock && cached <= num_cached_;
+    for (BlockId b = eviction_.front(); b != kNoBlock && cached <= num_cached_;
          b = eviction_.after(b)) {
       if (b.value < 0 || b.value >= size_ || references(b) != 0) {
         return {Errc::InternalError, "cached", b.value, cached, "wrong block in eviction order"};
@@ -232,7 +254,19 @@ class BlockStore {
 
  private:
   std::int32_t& count(BlockId block) noexcept { return references_.data()[block.value]; }
+  void note_hits(std::span<const BlockId> path) noexcept {
+    if constexpr (requires { eviction_.note_hit(path); }) {
+      eviction_.note_hit(path);
+    }
+  }
+  // A referenced block becomes free.
   void push_free(BlockId block) noexcept {
+    if constexpr (requires { eviction_.reset(block); }) {
+      eviction_.reset(block);
+    }
+    stack(block);
+  }
+  void stack(BlockId block) noexcept {
     free_next_.data()[block.value] = free_head_;
     free_head_ = block.value;
     ++num_stacked_;

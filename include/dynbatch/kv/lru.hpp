@@ -6,28 +6,13 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/kv/eviction_order.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
-
-/// Order of the blocks that hold reusable content and are referenced by nobody. Each operation is
-/// O(blocks it is about), none allocates. `victim` and `after` are kNoBlock at the end.
-template <class E>
-concept EvictionOrder = requires(E& e, const E& ce, std::int64_t num_blocks, BlockId block,
-                                 std::span<BlockId> blocks, std::span<const BlockId> path) {
-  { e.attach(num_blocks) } noexcept -> std::same_as<Status>;
-  { e.insert(block) } noexcept -> std::same_as<void>;
-  { e.insert_backwards(path) } noexcept -> std::same_as<void>;
-  { e.erase(block) } noexcept -> std::same_as<void>;
-  { e.erase(path) } noexcept -> std::same_as<void>;
-  { e.take(blocks) } noexcept -> std::same_as<std::size_t>;
-  { ce.victim() } noexcept -> std::same_as<BlockId>;
-  { ce.after(block) } noexcept -> std::same_as<BlockId>;
-};
 
 /// Least recently released first: a doubly linked list through arrays, with a sentinel at its end.
 class Lru {
@@ -56,8 +41,9 @@ class Lru {
     prev(sentinel_) = block.value;
   }
 
-  /// insert() of each block of a path, the last one first.
-  void insert_backwards(std::span<const BlockId> path) noexcept {
+  /// insert() of each block of a path from index `first` on, the last one first.
+  void insert_backwards(std::span<const BlockId> path, std::size_t first = 0) noexcept {
+    path = path.subspan(first);
     if (path.empty()) {
       return;
     }
@@ -110,7 +96,9 @@ class Lru {
     return links_.size() == 0 ? kNoBlock : after(BlockId{sentinel_});
   }
 
-  /// The block that goes after `block`, or kNoBlock; for look-ahead and checks.
+  [[nodiscard]] BlockId front() const noexcept { return victim(); }
+
+  /// The block that goes after `block`, or kNoBlock.
   [[nodiscard]] BlockId after(BlockId block) const noexcept {
     const std::int32_t behind = links_.data()[block.value].next;
     return behind == sentinel_ ? kNoBlock : BlockId{behind};

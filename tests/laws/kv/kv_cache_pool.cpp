@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/kv/adaptive_lru.hpp>
+#include <dynbatch/kv/belady.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/cost_aware.hpp>
+#include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
+#include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/laws/kv_cache_pool.hpp>
 
 #include <catch2/catch.hpp>
@@ -146,6 +153,14 @@ TEST_CASE("A pool of sequences obeys the laws") {
   const std::int64_t num_blocks = GENERATE(8, 20, 60);
   INFO("block size " << block_size << ", blocks " << num_blocks);
   SequencePool pool({.num_tokens = num_blocks * block_size, .block_size = block_size});
+  obeys(pool);
+}
+
+TEMPLATE_TEST_CASE("Pools obey the laws under every eviction order", "", Slru, Lfu, CostAware,
+                   AdaptiveLru, PriorityDuration, Ttl<Lru>, Ttl<Slru>, Belady) {
+  const std::int64_t num_blocks = GENERATE(8, 20, 60);
+  INFO("blocks " << num_blocks);
+  BlockPool<TestType> pool({.num_blocks = num_blocks, .block_size = 4, .max_kv_events = 4});
   obeys(pool);
 }
 

@@ -5,6 +5,7 @@
 #include <dynbatch/kv/block_pool.hpp>
 
 #include "../../unit/kv/content.hpp"
+#include "../../unit/kv/naive_orders.hpp"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -69,6 +70,7 @@ Story make_story(SplitMix64& random) {
   return {Content(tokens, 16, cache_scope), scope, false, letters, length / kBlock};
 }
 
+template <class Eviction>
 class Model {
  public:
   struct Match {
@@ -83,7 +85,7 @@ class Model {
     const Story* story = nullptr;
   };
 
-  Model() {
+  explicit Model(const Eviction& order) : cached_(order, kBlocks) {
     for (int b = 0; b < kBlocks; ++b) {
       free_.push_back(b);
     }
@@ -113,9 +115,14 @@ class Model {
     r.table.assign(m.blocks.begin(), m.blocks.begin() + static_cast<std::ptrdiff_t>(blocks));
     r.acquired = r.published = blocks;
     r.story = story;
+    std::vector<int> idle;
     for (const int b : r.table) {
-      cached_.remove(b);
+      if (cached_.contains(b)) {
+        idle.push_back(b);
+      }
     }
+    cached_.note_hit(r.table);
+    cached_.erase_used(idle);
   }
 
   bool extend(int row, std::int64_t tokens) {
@@ -124,7 +131,7 @@ class Model {
     if (wanted <= r.table.size()) {
       return true;
     }
-    if (wanted - r.table.size() > free_.size() + cached_.size()) {
+    if (wanted - r.table.size() > free_.size() + cached_.members().size()) {
       return false;
     }
     while (r.table.size() < wanted) {
@@ -132,8 +139,8 @@ class Model {
         r.table.push_back(free_.front());
         free_.pop_front();
       } else {
-        const int b = cached_.front();
-        cached_.pop_front();
+        const int b = cached_.victim();
+        cached_.forget(b);
         leave(b);
         ++evictions;
         r.table.push_back(b);
@@ -184,26 +191,37 @@ class Model {
       return;
     }
     const auto length = static_cast<std::size_t>((tokens + kBlock - 1) / kBlock);
+    // Neighbours that become cached do so at once.
+    std::size_t num_kept = 0;
+    const std::vector<int> path = r.table;
+    const auto keep = [&] {
+      const auto end = path.begin() + static_cast<std::ptrdiff_t>(r.table.size() + num_kept);
+      cached_.insert_backwards({path.begin(), end}, r.table.size());
+      num_kept = 0;
+    };
     while (r.table.size() > length) {
       const int b = r.table.back();
+      const bool is_last = references(b) == 1;
+      if (is_last && where_.count(b) != 0 && plan_[b] <= settled_ && b < size_) {
+        r.table.pop_back();
+        ++num_kept;
+        continue;
+      }
+      keep();
       r.table.pop_back();
-      if (references(b) != 0) {
+      if (!is_last) {
         continue;
       }
       withdrawn_.erase(b);
-      if (where_.count(b) != 0 && plan_[b] > settled_) {
+      if (where_.count(b) != 0) {
         leave(b);
       }
-      if (b >= size_) {
-        if (where_.count(b) != 0) {
-          leave(b);
-        }
-      } else if (where_.count(b) != 0) {
-        cached_.push_back(b);
-      } else {
+      if (b < size_) {
+        cached_.reset(b);
         free_.push_front(b);
       }
     }
+    keep();
     r.acquired = std::min(r.acquired, length);
     r.published = std::min(r.published, length);
     if (tokens % kBlock != 0 && r.published == length && where_.count(r.table.back()) != 0 &&
@@ -258,10 +276,10 @@ class Model {
         return false;
       }
     }
-    for (const int b : cached_) {
+    for (int b = cached_.victim(); b >= 0; b = cached_.victim()) {
+      cached_.forget(b);
       free_.push_front(b);
     }
-    cached_.clear();
     where_.clear();
     index_.clear();
     return true;
@@ -269,8 +287,8 @@ class Model {
 
   void resize(std::int64_t size) {
     for (int b = static_cast<int>(size); b < size_; ++b) {
-      if (std::find(cached_.begin(), cached_.end(), b) != cached_.end()) {
-        cached_.remove(b);
+      if (cached_.contains(b)) {
+        cached_.forget(b);
         leave(b);
         ++evictions;
       }
@@ -298,7 +316,8 @@ class Model {
     return n;
   }
   std::int64_t num_free() const { return static_cast<std::int64_t>(free_.size()); }
-  std::int64_t num_cached() const { return static_cast<std::int64_t>(cached_.size()); }
+  std::int64_t num_cached() const { return static_cast<std::int64_t>(cached_.members().size()); }
+  kv_test::Naive<Eviction>& order() { return cached_; }
 
   RowModel rows[kRows];
   std::set<int> used;
@@ -327,7 +346,7 @@ class Model {
   }
 
   std::list<int> free_;
-  std::list<int> cached_;
+  kv_test::Naive<Eviction> cached_;
   std::map<Key, Entry> index_;
   std::map<int, Key> where_;
   std::map<int, std::uint64_t> plan_;
@@ -337,8 +356,8 @@ class Model {
   int last_generation_ = 0;
 };
 
-template <class Pool>
-void compare(const Pool& pool, const Model& model) {
+template <class Pool, class Eviction>
+void compare(const Pool& pool, const Model<Eviction>& model) {
   std::set<int> referenced;
   for (int row = 0; row < kRows; ++row) {
     const auto table = kv_test::ids(pool, Row{row});
@@ -354,13 +373,35 @@ void compare(const Pool& pool, const Model& model) {
   REQUIRE(s.evictions == model.evictions);
 }
 
-template <class Pool>
+// Gives a part of a row a priority, if the eviction order knows any.
+template <class Pool, class Eviction>
+void retain(Pool& pool, Model<Eviction>& model, int row, SplitMix64& random) {
+  if constexpr (requires { pool.retain(Row{}, 0, 0, Retention{}); }) {
+    const auto& table = model.rows[row].table;
+    const std::int64_t end = random.between(0, static_cast<std::int64_t>(table.size()) * kBlock);
+    const std::int64_t first = random.between(0, end);
+    const Retention r{.priority = static_cast<std::int32_t>(10 + 30 * random.between(0, 3)),
+                      .duration = {20 * random.between(1, 3)}};
+    REQUIRE(pool.retain(Row{row}, first, end, r).is_ok());
+    const auto begin = table.begin() + static_cast<std::ptrdiff_t>(first / kBlock);
+    const auto behind = table.begin() + static_cast<std::ptrdiff_t>((end + kBlock - 1) / kBlock);
+    if (first < end) {
+      model.order().retain({begin, behind}, r.priority, r.duration.ns);
+    }
+  }
+}
+
+template <class Eviction, class Hash = WordHash>
 void run(std::uint64_t seed, int num_operations) {
+  using Pool = BlockPool<Eviction, Hash>;
   SplitMix64 random(seed);
-  Pool pool(typename Pool::Config{
-      .num_blocks = kBlocks, .block_size = kBlock, .max_kv_events = random.between(0, 8)});
+  Pool pool(
+      typename Pool::Config{
+          .num_blocks = kBlocks, .block_size = kBlock, .max_kv_events = random.between(0, 8)},
+      kv_test::Naive<Eviction>::make(kBlocks));
   REQUIRE(pool.attach({.max_rows = kRows, .max_context_tokens = kMaxTokens}).is_ok());
-  Model model;
+  Model<Eviction> model(pool.eviction());
+  std::int64_t now = 0;
   std::vector<Story> stories;
   for (int i = 0; i < 40; ++i) {
     stories.push_back(make_story(random));
@@ -433,6 +474,10 @@ void run(std::uint64_t seed, int num_operations) {
       settled = random.one_in(2) ? plan : settled;
       pool.settle(PlanId{settled});
       model.settle(settled);
+      now += random.between(0, 10);
+      pool.unpin_expired(TimeNs{now});
+      model.order().advance(now);
+      retain(pool, model, row, random);
     } else if (kind < 97) {
       pool.release(Row{row});
       pool.release(Row{row});
@@ -470,14 +515,19 @@ void run(std::uint64_t seed, int num_operations) {
 
 }  // namespace
 
-TEST_CASE("BlockPool does what a naive model does") { run<BlockPool<>>(1, 100000); }
+TEST_CASE("BlockPool does what a naive model does") { run<Lru>(1, 100000); }
 
 TEST_CASE("BlockPool does so from several seeds") {
   const auto seed = GENERATE(range(2, 10));
   INFO("seed " << seed);
-  run<BlockPool<>>(static_cast<std::uint64_t>(seed), 5000);
+  run<Lru>(static_cast<std::uint64_t>(seed), 5000);
 }
 
-TEST_CASE("BlockPool does so with a constant hash") {
-  run<BlockPool<Lru, ConstantHash>>(77, 20000);
+TEMPLATE_TEST_CASE("BlockPool does so under every eviction order", "", Slru, Lfu, CostAware,
+                   AdaptiveLru, PriorityDuration, Ttl<Lru>, Ttl<Slru>, Belady) {
+  const auto seed = GENERATE(range(1, 4));
+  INFO("seed " << seed);
+  run<TestType>(static_cast<std::uint64_t>(seed), 10000);
 }
+
+TEST_CASE("BlockPool does so with a constant hash") { run<Lru, ConstantHash>(77, 20000); }

@@ -69,7 +69,7 @@ TEST_CASE("BlockStore takes and keeps a path as it would its blocks one by one")
   for (BlockId& b : path) {
     b = store.allocate();
   }
-  store.keep_backwards(path);
+  store.keep_backwards(path, 0);
   CHECK(store.num_cached() == 4);
   CHECK(store.num_referenced() == 0);
   CHECK(store.eviction().victim() == path[3]);

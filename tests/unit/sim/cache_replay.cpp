@@ -73,7 +73,79 @@ std::int64_t reference_hits(const Trace& trace, std::size_t num_blocks) {
   return hits;
 }
 
+// The same where who is used farthest ahead goes first, the deeper one among equals.
+std::int64_t clairvoyant_hits(const Trace& trace, std::size_t num_blocks) {
+  struct Cached {
+    std::uint64_t id;
+    std::size_t next_use;
+    std::size_t depth;
+  };
+  const auto ids_of = [&](std::size_t i) {
+    const auto& r = trace.requests[i];
+    const auto first = trace.hash_ids.begin() + static_cast<std::ptrdiff_t>(r.first_hash);
+    const auto n = std::min(static_cast<std::ptrdiff_t>(num_blocks),
+                            static_cast<std::ptrdiff_t>(r.num_hashes));
+    return std::vector<std::uint64_t>(first, first + n);
+  };
+  std::vector<Cached> cache;
+  std::int64_t hits = 0;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    const std::vector<std::uint64_t> ids = ids_of(i);
+    std::size_t found = 0;
+    for (; found < ids.size(); ++found) {
+      const auto it = std::find_if(cache.begin(), cache.end(),
+                                   [&](const Cached& c) { return c.id == ids[found]; });
+      if (it == cache.end()) {
+        break;
+      }
+      cache.erase(it);
+    }
+    hits += static_cast<std::int64_t>(found) * 512;
+    while (!cache.empty() && cache.size() + ids.size() > num_blocks) {
+      cache.erase(
+          std::max_element(cache.begin(), cache.end(), [](const Cached& a, const Cached& b) {
+            return a.next_use != b.next_use ? a.next_use < b.next_use : a.depth < b.depth;
+          }));
+    }
+    for (std::size_t depth = 0; depth < ids.size(); ++depth) {
+      std::size_t next = i + 1;
+      for (; next < trace.requests.size(); ++next) {
+        const auto later = ids_of(next);
+        if (std::find(later.begin(), later.end(), ids[depth]) != later.end()) {
+          break;
+        }
+      }
+      cache.push_back({ids[depth], next, depth});
+    }
+  }
+  return hits;
+}
+
 }  // namespace
+
+TEST_CASE(
+    "a cache replay that knows the future finds what an exhaustive one does, and no less "
+    "than any other",
+    "[sim][cache]") {
+  const Trace trace = make_trace(300);
+  for (const std::int64_t num_blocks : {1, 7, 30, 60, 200}) {
+    INFO(num_blocks);
+    std::vector<std::int64_t> hits;
+    for (const auto& e : dynbatch::kCacheEvictions) {
+      const CacheReplayRun run = replay_cache(
+          trace, {.num_blocks = num_blocks, .block_size = 512, .eviction = e.eviction});
+      REQUIRE(run.is_ok());
+      CHECK(run.num_requests == 300);
+      hits.push_back(run.hit_tokens);
+    }
+    CHECK(dynbatch::kCacheEvictions.back().name == "belady");
+    CHECK(hits.back() == clairvoyant_hits(trace, static_cast<std::size_t>(num_blocks)));
+    CHECK(*std::max_element(hits.begin(), hits.end()) == hits.back());
+    // Without priorities, and with times of an instant, these are least recently used.
+    CHECK(hits[1] == hits[0]);
+    CHECK(hits[4] == hits[0]);
+  }
+}
 
 TEST_CASE("a cache replay finds what a list of least recently used blocks finds", "[sim][cache]") {
   const Trace trace = make_trace(400);
@@ -95,6 +167,9 @@ TEST_CASE("a cache replay gives its golden figures", "[sim][cache]") {
   CHECK(run.hit_tokens == 1'598'464);
   CHECK(run.num_requests_hit == 399);
   CHECK(run.evictions == 3'126);
+  // Found heads are cheaper than the tails that were not.
+  CHECK(run.saved_ratio() == Approx(0.48382).margin(0.000005));
+  CHECK(run.saved_ratio() < run.hit_ratio());
   CHECK(run.num_cut == 0);
 }
 
@@ -130,12 +205,29 @@ TEST_CASE("a cache replay counts a last block that is not full, once its ids are
   }
 }
 
+TEST_CASE("eviction orders give their golden figures", "[sim][cache]") {
+  const Trace trace = make_trace(400);
+  const std::int64_t blocks[] = {2175, 2175, 2227, 2211, 2175, 2242, 2188, 2819};
+  for (std::size_t i = 0; i < dynbatch::kCacheEvictions.size(); ++i) {
+    const auto& e = dynbatch::kCacheEvictions[i];
+    INFO(e.name);
+    const CacheReplayRun run =
+        replay_cache(trace, {.num_blocks = 40, .block_size = 512, .eviction = e.eviction});
+    REQUIRE(run.is_ok());
+    CHECK(run.hit_tokens / 512 == blocks[i]);
+  }
+}
+
 TEST_CASE("a cache replay refuses what it can not simulate", "[sim][cache]") {
   const Trace trace = make_trace(3);
   CHECK(std::string(replay_cache(trace, {.num_blocks = 0, .block_size = 512}).status.field) ==
         "num_blocks");
   CHECK(std::string(replay_cache(trace, {.num_blocks = 1, .block_size = 24}).status.field) ==
         "block_size");
+  CHECK(std::string(replay_cache(trace, {.num_blocks = 9,
+                                         .block_size = 512,
+                                         .eviction = static_cast<dynbatch::CacheEviction>(99)})
+                        .status.field) == "eviction");
   const CacheReplayRun none = replay_cache(Trace{}, {.num_blocks = 4});
   CHECK(none.is_ok());
   CHECK(none.hit_ratio() == 0.0);
@@ -170,9 +262,18 @@ TEST_CASE("the hit ratios of the public Mooncake conversation trace come out", "
   };
   for (const Point& p : {Point{1'000, .044}, Point{3'000, .065}, Point{10'000, .209},
                          Point{30'000, .318}, Point{100'000, .347}}) {
-    const CacheReplayRun run =
-        replay_cache(read.trace, {.num_blocks = p.num_blocks, .block_size = 512});
-    REQUIRE(run.is_ok());
-    CHECK(run.hit_ratio() == Approx(p.ratio).margin(0.0006));
+    const auto hit_ratio = [&](dynbatch::CacheEviction eviction) {
+      const CacheReplayRun run = replay_cache(
+          read.trace, {.num_blocks = p.num_blocks, .block_size = 512, .eviction = eviction});
+      REQUIRE(run.is_ok());
+      return run.hit_ratio();
+    };
+    INFO(p.num_blocks);
+    const double lru = hit_ratio(dynbatch::CacheEviction::Lru);
+    CHECK(lru == Approx(p.ratio).margin(0.0006));
+    const double belady = hit_ratio(dynbatch::CacheEviction::Belady);
+    const double adaptive = hit_ratio(dynbatch::CacheEviction::Adaptive);
+    CHECK(adaptive <= belady);
+    CHECK((belady < lru + 0.02 ? adaptive > lru - 0.003 : adaptive > lru));
   }
 }

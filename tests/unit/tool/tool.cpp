@@ -158,6 +158,9 @@ TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
       {"replay", "--cache-only", "--kv-blocks", "10,x"},
       {"replay", "--cache-only", "--kv-blocks", "3000000000"},
       {"replay", "--cache-only", "--kv-blocks", "10", "--slo", "ttft:1"},
+      {"replay", "--cache-only", "--kv-blocks", "10", "--eviction", "fifo"},
+      {"replay", "--cache-only", "--kv-blocks", "10", "--eviction", "lru,"},
+      {"replay", "--eviction", "lru"},
       {"replay", "--policy", "nonsense"},
       {"replay", "--policy", "chunked:nonsense=1"},
       {"replay", "--policy", "chunked:budget=x"},
@@ -209,13 +212,23 @@ TEST_CASE("cache-only tells what caches of several sizes find, with the reading 
   REQUIRE(o.code == 0);
   CHECK(contains(o.out, "equal time stamps spread evenly over 3000 ms"));
   // Three shared blocks; the fourth and third prompts find theirs if both fit.
-  CHECK(contains(o.out, "2              1,024     0.3750"));
-  CHECK(contains(o.out, "3              1,536     0.6250"));
+  CHECK(contains(o.out, "2      1,024     0.3750"));
+  CHECK(contains(o.out, "3      1,536     0.6250"));
   const json report = json::parse(read(json_file));
   CHECK(report["config"]["spread_ticks_ms"] == 3000.0);
   CHECK(report["config"]["hash_block_tokens"] == 512);
   CHECK(report["results"][1]["kv_blocks"] == 3);
   CHECK(report["results"][1]["hit_tokens"] == 2560);
+  const Outcome two =
+      run({"replay", "--trace", trace, "--cache-only", "--kv-blocks", "2,3", "--block-size", "512",
+           "--eviction", "slru,belady", "--json", json_file});
+  REQUIRE(two.code == 0);
+  CHECK(contains(two.out, "belady"));
+  const json orders = json::parse(read(json_file))["results"];
+  REQUIRE(orders.size() == 4);
+  CHECK(orders[0]["eviction"] == "slru");
+  CHECK(orders[3]["eviction"] == "belady");
+  CHECK(orders[3]["kv_blocks"] == 3);
   const Outcome bad_block =
       run({"replay", "--trace", trace, "--cache-only", "--kv-blocks", "2", "--block-size", "24"});
   CHECK(bad_block.code == 2);

@@ -130,7 +130,7 @@ Status BlockPool<Eviction, Hash>::check() const noexcept {
     return {Errc::InternalError, "withdrawn", num_withdrawn_, withdrawn, "wrong counter"};
   }
   std::int64_t cached = 0;
-  for (BlockId b = store_.eviction().victim(); b != kNoBlock; b = store_.eviction().after(b)) {
+  for (BlockId b = store_.eviction().front(); b != kNoBlock; b = store_.eviction().after(b)) {
     if (!is_indexed(b)) {
       return {Errc::InternalError, "block", b.value, 0, "a cached block holds nothing"};
     }

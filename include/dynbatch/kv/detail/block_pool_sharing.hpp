@@ -142,6 +142,49 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
 }
 
 template <class Eviction, class Hash>
+void BlockPool<Eviction, Hash>::truncate(Row row, std::int64_t tokens) noexcept {
+  if (!is_row(row)) {
+    return;
+  }
+  RowState& r = state_of(row);
+  const std::int64_t kept = max_of<std::int64_t>(tokens, 0);
+  if (kept >= capacity(r)) {
+    return;
+  }
+  const auto length = static_cast<std::int32_t>(ceil_div(kept, config_.block_size));
+  drop_blocks(row, length);
+  if (kept % config_.block_size != 0 && r.num_published == length) {
+    const BlockId block = table_of(row)[length - 1];
+    if (is_indexed(block) && store_.references(block) == 1) {
+      leave_index(block);
+      r.num_published = length - 1;
+      r.tail = kNoNode;
+      r.num_acquired = min_of(r.num_acquired, length - 1);
+    }
+  }
+  ++state_;
+}
+
+template <class Eviction, class Hash>
+Status BlockPool<Eviction, Hash>::retain(Row row, std::int64_t first, std::int64_t end,
+                                         const Retention& retention) noexcept
+  requires requires(Eviction& e, std::span<const BlockId> blocks) { e.retain(blocks, Retention{}); }
+{
+  if (Status s = retention.validate(); !s) {
+    return s;
+  }
+  if (!is_row(row) || first < 0 || first > end || end > capacity(state_of(row))) {
+    return {Errc::InvalidArgument, "tokens", end, is_row(row) ? capacity(state_of(row)) : 0,
+            "a range that the row doesn't hold"};
+  }
+  const std::int64_t begin = first / config_.block_size;
+  const std::int64_t num_blocks = first < end ? ceil_div(end, config_.block_size) - begin : 0;
+  store_.eviction().retain({table_of(row) + begin, static_cast<std::size_t>(num_blocks)},
+                           retention);
+  return kOk;
+}
+
+template <class Eviction, class Hash>
 Status BlockPool<Eviction, Hash>::fork(Row from, Row to, std::int64_t tokens) noexcept {
   if (!is_row(from) || !is_row(to) || from == to || state_of(to).length != 0) {
     return {Errc::InvalidArgument, "row", to.value, max_rows_, "needs two rows, the second empty"};

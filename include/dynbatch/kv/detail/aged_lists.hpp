@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// AgedLists: first-in-first-out lists, one a class, whose fronts compete by age and bonus.
+#include <dynbatch/base/buffer.hpp>
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/math.hpp>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+/// 256 x log2(v), 0 below 2. Linear within an octave, so right to a tenth of one; integers only, so
+/// that every compiler evicts the same blocks.
+[[nodiscard]] constexpr std::int64_t log2_q8(std::uint64_t v) noexcept {
+  if (v < 2) {
+    return 0;
+  }
+  const int octave = static_cast<int>(std::bit_width(v)) - 1;
+  const std::uint64_t mantissa = octave >= 8 ? v >> (octave - 8) : v << (8 - octave);
+  return (std::int64_t{octave} << 8) + static_cast<std::int64_t>(mantissa & 255U);
+}
+
+/// The clock counts blocks pushed, path by path. The key of a block is its path's time on that
+/// clock plus the bonus of its class; the lowest key goes first, the lowest class among equals. A
+/// path whose blocks were pushed last one first leaves in that order if neither class nor bonus
+/// falls from tail to head. O(1) a block, and O(kClasses) each time that another class takes the
+/// lead: that is for a stretch of a path, since its blocks have equal times. A block has a counter
+/// of its hits, which stops at 255, and a byte for the order's own use.
+template <std::int32_t kClasses>
+class AgedLists {
+  static_assert(kClasses > 0 && kClasses <= 256);
+
+ public:
+  /// Distance of push_back()'s `ahead` that is worth taking.
+  static constexpr std::size_t kAhead = 16;
+
+  [[nodiscard]] Status attach(std::int64_t num_blocks) noexcept {
+    clock_ = 0;
+    threshold_ = 0;
+    has_threshold_ = false;
+    leader_ = 0;
+    bound_ = kUnknown;
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (num_blocks > kMost - kClasses) {
+      return {Errc::InvalidConfig, "num_blocks", num_blocks, kMost - kClasses,
+              "too many for this eviction order"};
+    }
+    num_blocks_ = static_cast<std::int32_t>(num_blocks);
+    if (Status s = nodes_.allocate(static_cast<std::size_t>(num_blocks + kClasses), "num_blocks");
+        !s) {
+      return s;
+    }
+    for (std::int32_t list = 0; list < kClasses; ++list) {
+      node(end_of(list)).next = end_of(list);
+      node(end_of(list)).prev = end_of(list);
+    }
+    return kOk;
+  }
+
+  /// Appends a block; `ahead` is one that will be appended some places behind it, or any: it is
+  /// loaded early when this one is taken out, as a list can't be read ahead otherwise.
+  void push_back(BlockId block, std::int32_t list, BlockId ahead) noexcept {
+    Node& n = node(block.value);
+    Node& end = node(end_of(list));
+    n.time = static_cast<std::uint64_t>(clock_) & kTimeMask;
+    n.list = static_cast<std::uint64_t>(list) & 255U;
+    if (list != leader_ && end.next == end_of(list)) {
+      bound_ = min_of(bound_, key_of(n));
+    }
+    n.next = end_of(list);
+    n.prev = end.prev;
+    n.ahead = ahead.value;
+    node(end.prev).next = block.value;
+    end.prev = block.value;
+  }
+  /// So many blocks were pushed, the clock moves on.
+  void advance(std::size_t count) noexcept { clock_ += static_cast<std::int64_t>(count); }
+  void erase(BlockId block) noexcept { unlink(block.value, block.value); }
+  /// erase() of each block of a path; neighbours that were pushed last one first go at once.
+  void erase(std::span<const BlockId> path) noexcept {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const std::int32_t last = path[i].value;
+      while (i + 1 < path.size() && node(path[i + 1].value).next == path[i].value) {
+        ++i;
+      }
+      unlink(path[i].value, last);
+    }
+  }
+
+  /// Takes out the blocks with the lowest keys; tells `on_evict(block, class)` of each.
+  template <class OnEvict>
+  std::size_t take(std::span<BlockId> blocks, OnEvict on_evict) noexcept {
+    std::size_t taken = 0;
+    while (taken < blocks.size()) {
+      BlockId block = front_of(leader_);
+      if (block == kNoBlock || key_of(node(block.value)) >= bound_) {
+        if (!find_leader(leader_, bound_)) {
+          break;
+        }
+        block = front_of(leader_);
+      }
+      const Node& n = node(block.value);
+      __builtin_prefetch(&nodes_.data()[n.ahead], 1);
+      threshold_ = key_of(n);
+      has_threshold_ = true;
+      unlink(block.value, block.value);
+      blocks[taken++] = block;
+      on_evict(block, leader_);
+    }
+    return taken;
+  }
+
+  [[nodiscard]] BlockId victim() const noexcept {
+    if (nodes_.size() == 0) {
+      return kNoBlock;
+    }
+    const BlockId block = front_of(leader_);
+    if (block != kNoBlock && key_of(node(block.value)) < bound_) {
+      return block;
+    }
+    std::int32_t leader = 0;
+    std::int64_t bound = 0;
+    return find_leader(leader, bound) ? front_of(leader) : kNoBlock;
+  }
+  [[nodiscard]] BlockId front() const noexcept {
+    return nodes_.size() == 0 ? kNoBlock : front_from(0);
+  }
+  [[nodiscard]] BlockId after(BlockId block) const noexcept {
+    const std::int32_t behind = node(block.value).next;
+    return behind < num_blocks_ ? BlockId{behind} : front_from(behind - num_blocks_ + 1);
+  }
+
+  void set_bonus(std::int32_t list, std::int64_t bonus) noexcept {
+    bonus_[list] = bonus;
+    bound_ = kUnknown;
+  }
+  [[nodiscard]] std::int64_t bonus(std::int32_t list) const noexcept { return bonus_[list]; }
+  [[nodiscard]] std::int32_t class_of(BlockId block) const noexcept {
+    return static_cast<std::int32_t>(node(block.value).list);
+  }
+  [[nodiscard]] std::int64_t age_of(BlockId block) const noexcept {
+    return clock_ - static_cast<std::int64_t>(node(block.value).time);
+  }
+  [[nodiscard]] std::int64_t clock() const noexcept { return clock_; }
+  /// True once a block was evicted; life_of() means something from then on.
+  [[nodiscard]] bool has_evicted() const noexcept { return has_threshold_; }
+  /// Age at which a block of that class was evicted, or would have been, at the latest eviction.
+  [[nodiscard]] std::int64_t life_of(std::int32_t list) const noexcept {
+    return clock_ - (threshold_ - bonus_[list]);
+  }
+
+  [[nodiscard]] std::int32_t hits(BlockId block) const noexcept {
+    return static_cast<std::int32_t>(node(block.value).hits);
+  }
+  void count_hit(BlockId block) noexcept {
+    Node& m = node(block.value);
+    m.hits = m.hits < 255 ? (m.hits + 1U) & 255U : 255U;
+  }
+  [[nodiscard]] std::int32_t note(BlockId block) const noexcept {
+    return static_cast<std::int32_t>(node(block.value).note);
+  }
+  void set_note(BlockId block, std::int32_t value) noexcept {
+    node(block.value).note = static_cast<std::uint64_t>(value) & 255U;
+  }
+  /// Hits and note are zero again.
+  void reset(BlockId block) noexcept {
+    node(block.value).hits = 0;
+    node(block.value).note = 0;
+  }
+
+ private:
+  static constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::min();
+  static constexpr std::uint64_t kTimeMask = (std::uint64_t{1} << 40) - 1;
+  // Together, so that a block costs one cache line here. Sentinels of the lists lie behind blocks.
+  struct Node {
+    std::uint64_t time : 40;
+    std::uint64_t list : 8;
+    std::uint64_t hits : 8;
+    std::uint64_t note : 8;
+    std::int32_t next;
+    std::int32_t prev;
+    std::int32_t ahead;
+  };
+
+  Node& node(std::int32_t i) noexcept { return nodes_.data()[i]; }
+  [[nodiscard]] const Node& node(std::int32_t i) const noexcept { return nodes_.data()[i]; }
+  [[nodiscard]] std::int32_t end_of(std::int32_t list) const noexcept { return num_blocks_ + list; }
+  void unlink(std::int32_t first, std::int32_t last) noexcept {
+    const std::int32_t before = node(first).prev;
+    const std::int32_t behind = node(last).next;
+    node(before).next = behind;
+    node(behind).prev = before;
+  }
+  [[nodiscard]] BlockId front_of(std::int32_t list) const noexcept {
+    const std::int32_t block = node(end_of(list)).next;
+    return block >= num_blocks_ ? kNoBlock : BlockId{block};
+  }
+  [[nodiscard]] BlockId front_from(std::int32_t list) const noexcept {
+    for (; list < kClasses; ++list) {
+      if (const BlockId block = front_of(list); block != kNoBlock) {
+        return block;
+      }
+    }
+    return kNoBlock;
+  }
+  [[nodiscard]] std::int64_t key_of(const Node& n) const noexcept {
+    return static_cast<std::int64_t>(n.time) + bonus_[n.list];
+  }
+  // The class whose front has the lowest key, and the lowest key among the others.
+  bool find_leader(std::int32_t& leader, std::int64_t& bound) const noexcept {
+    constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+    std::int64_t lowest = kNone;
+    std::int64_t second = kNone;
+    for (std::int32_t list = 0; list < kClasses; ++list) {
+      const BlockId block = front_of(list);
+      const std::int64_t key = block == kNoBlock ? kNone : key_of(node(block.value));
+      if (key < lowest) {
+        second = lowest;
+        lowest = key;
+        leader = list;
+      } else {
+        second = min_of(second, key);
+      }
+    }
+    bound = second;
+    return lowest != kNone;
+  }
+
+  Buffer<Node> nodes_;  // [num_blocks + kClasses]
+  std::int64_t bonus_[static_cast<std::size_t>(kClasses)] = {};
+  std::int64_t clock_ = 0;
+  std::int64_t threshold_ = 0;     // Key of the latest victim.
+  std::int64_t bound_ = kUnknown;  // No front but the leader's has a lower key.
+  std::int32_t num_blocks_ = 0;
+  std::int32_t leader_ = 0;
+  bool has_threshold_ = false;
+};
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI
