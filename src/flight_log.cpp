@@ -262,6 +262,17 @@ bool FlightLogReader::decode(std::span<const std::byte> payload, FlightRecord& o
       return parts.take(out.abandon).is_done() && out.abandon.why <= 2;
     case FlightKind::ClearCache:
       return parts.take(out.clear).is_done();
+    case FlightKind::Pin: {
+      out.digests.clear();
+      out.tokens.clear();
+      parts.take(out.pin);
+      if (out.pin.digest_unit != 0) {
+        parts.take(out.digests, count_of(out.pin.num_content));
+      } else {
+        parts.take(out.tokens, count_of(out.pin.num_content));
+      }
+      return parts.is_done();
+    }
     case FlightKind::Cost:
       return parts.take(out.cost).is_done();
     case FlightKind::Admitted:

@@ -44,6 +44,7 @@
 #include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>

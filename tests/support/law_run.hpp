@@ -17,6 +17,7 @@
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
@@ -42,7 +43,8 @@ using AnyScheduler = Scheduler<AnyBatchSizer, AnyMicroBatchSplitter, AnyExpertBa
 struct LawMix {
   int sizer = 0;     // 0 unbounded, 1 static, 2 token budget, 3 dynamic
   int splitter = 0;  // 0 none, 1 equal tokens
-  int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by sequence
+  int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by
+                     // sequence, 4 paged with pins
   int compose = 0;   // FcfsAdmission::Compose
   int reserve = 0;   // FcfsAdmission::Reserve
   int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
@@ -52,7 +54,7 @@ struct LawMix {
   int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
                      // 5 fair share with limits, 6 prefix affinity
   static constexpr int kAxes = 10;
-  static constexpr int kSizes[kAxes] = {4, 2, 4, 4, 4, 4, 3, 4, 2, 7};
+  static constexpr int kSizes[kAxes] = {4, 2, 5, 4, 4, 4, 3, 4, 2, 7};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
@@ -141,6 +143,8 @@ class LawRun {
   [[nodiscard]] std::int64_t plans() const { return plans_; }
   [[nodiscard]] const SchedulerStats& final_stats() const { return final_stats_; }
   [[nodiscard]] std::int64_t kv_reads() const { return executor_.kv_reads; }
+  /// Prefixes pinned, or pinned again.
+  [[nodiscard]] std::int64_t num_pins() const { return num_pins_; }
   /// Beam searches that came to their end.
   [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
@@ -179,6 +183,8 @@ class LawRun {
     sequence_pool_.emplace(SequencePool::Config{.num_tokens = blocks * 4 + 3, .block_size = 4});
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
+    pinning_.emplace(Pinning<BlockPool<>>::Config{
+        .pool = {.num_blocks = blocks, .block_size = 4}, .max_pins = 3, .share_permille = 300});
     FcfsAdmission::Config admission;
     admission.compose = static_cast<FcfsAdmission::Compose>(mix_.compose);
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
@@ -204,7 +210,8 @@ class LawRun {
     AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
                                          AnyMicroBatchSplitter(*equal_)};
     AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_),
-                              AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_)};
+                              AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_),
+                              AnyKVCachePool(*pinning_)};
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),
@@ -229,7 +236,8 @@ class LawRun {
       return;
     }
     scheduler_.emplace(std::move(made).value());
-    kv_limit_ = mix_.pool == 2 ? 512 : std::min<std::int64_t>(512, blocks * 4);
+    const std::int64_t usable = blocks - (mix_.pool == 4 ? blocks * 300 / 1000 : 0);
+    kv_limit_ = mix_.pool == 2 ? 512 : std::min<std::int64_t>(512, usable * 4);
     executor_.tolerates_garbage = mix_.faults > 0;
     if (mix_.faults > 0) {
       executor_.faults = {.not_run = 40, .partial = 30, .failed = 60, .stop = 50};
@@ -278,6 +286,9 @@ class LawRun {
         break;
       case 5:
         events_.drain(*scheduler_);
+        if (mix_.pool == 4) {
+          pin();
+        }
         break;
       default:
         step();
@@ -363,6 +374,26 @@ class LawRun {
         fail(std::string("unexpected refusal: ") + to_string(s.code));
       }
     }
+  }
+
+  /// Pins the prompt of some request, live or long gone.
+  void pin() {
+    if (requests_.empty()) {
+      return;
+    }
+    auto at = requests_.begin();
+    std::advance(at, rng_.between(0, static_cast<std::int64_t>(requests_.size()) - 1));
+    const Request r = at->second.view();
+    const std::int64_t length = r.prompt.kind == PromptKind::Tokens
+                                    ? static_cast<std::int64_t>(r.prompt.tokens.size())
+                                    : r.prompt.length;
+    const Status s = scheduler_->pin(r.prompt, r.scope, rng_.between(1, length),
+                                     now_ + DurationNs{rng_.between(0, 30) * 1'000'000});
+    if (!s && s.code != Errc::NotFound && s.code != Errc::QueueFull &&
+        s.code != Errc::InvalidArgument) {
+      fail(std::string("unexpected answer to a pin: ") + to_string(s.code));
+    }
+    num_pins_ += s.is_ok() ? 1 : 0;
   }
 
   void cancel() {
@@ -689,6 +720,7 @@ class LawRun {
       settle_oldest();
     }
     events_.drain(*scheduler_);
+    now_.ns += 1'000'000'000;  // pins are over
     if (scheduler_->plan(now_) != nullptr || scheduler_->status().state != PlanState::Closed) {
       fail("a closed and empty scheduler must say closed");
     }
@@ -711,6 +743,7 @@ class LawRun {
   std::optional<BlockPool<>> pool_;
   NullPool null_pool_;
   std::optional<SequencePool> sequence_pool_;
+  std::optional<Pinning<BlockPool<>>> pinning_;
   std::optional<FcfsAdmission> fcfs_;
   std::optional<PriorityAging> priority_;
   std::optional<EarliestDeadline> deadline_;
@@ -735,6 +768,7 @@ class LawRun {
   std::int64_t plans_ = 0;
   std::int64_t kv_limit_ = 0;
   std::int64_t num_beams_ = 0;
+  std::int64_t num_pins_ = 0;
   struct Wait {
     std::int64_t skipped = 0;
     std::int64_t wanted = 1;

@@ -20,6 +20,7 @@ struct PoolStats {
   std::uint64_t evictions = 0;              ///< Cached blocks that lost their content.
   std::uint64_t prefix_queries_tokens = 0;  ///< Tokens looked up at admission.
   std::uint64_t prefix_hit_tokens = 0;      ///< Tokens found.
+  std::int64_t pinned_blocks = 0;           ///< Held by pins; part of the referenced ones.
 
   [[nodiscard]] constexpr std::int64_t available_blocks() const noexcept {
     return free_blocks + cached_blocks;

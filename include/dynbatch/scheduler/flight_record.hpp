@@ -44,8 +44,9 @@ enum class FlightKind : std::uint8_t {
   Undone,      ///< FlightUndone. A chunk did not run, or read what was never written.
   Ended,       ///< FlightEnded.
   Gap,         ///< FlightGap. Records are missing here: nobody drained the log in time.
+  Pin,         ///< FlightPin, content (digests or tokens).
 };
-inline constexpr FlightKind kLastFlightKind = FlightKind::Gap;
+inline constexpr FlightKind kLastFlightKind = FlightKind::Pin;
 
 /// First 8 bytes of every record.
 struct FlightPrefix {
@@ -245,6 +246,22 @@ struct FlightClear {
   std::uint64_t is_cleared = 0;
 };
 
+/// A call of pin().
+struct FlightPin {
+  std::int64_t until = 0;
+  std::int64_t tokens = 0;
+  std::uint64_t model_epoch = 0;
+  std::uint64_t tenant_salt = 0;
+  std::uint64_t adapter_id = 0;
+  std::uint64_t adapter_version = 0;
+  std::int64_t num_content = 0;  ///< Digests or tokens that follow; 0 = the log holds no content.
+  std::int32_t digest_unit = 0;  ///< 0 = given as tokens.
+  FlightBool has_tenant_salt = 0;
+  FlightBool has_adapter = 0;
+  FlightBool is_pinned = 0;
+  std::uint8_t reserved = 0;
+};
+
 struct FlightCost {
   std::int64_t fixed_ns = 0;
   std::int64_t prefill_token_ps = 0;
@@ -309,6 +326,7 @@ inline constexpr bool is_flight_part =
 static_assert(sizeof(FlightPrefix) == 8 && is_flight_part<FlightPrefix>);
 static_assert(sizeof(FlightHeader) % 8 == 0 && is_flight_part<FlightHeader>);
 static_assert(sizeof(FlightRequest) % 8 == 0 && is_flight_part<FlightRequest>);
+static_assert(sizeof(FlightPin) % 8 == 0 && is_flight_part<FlightPin>);
 static_assert(sizeof(FlightPlan) % 8 == 0 && is_flight_part<FlightPlan>);
 static_assert(sizeof(FlightCommit) % 8 == 0 && is_flight_part<FlightCommit>);
 static_assert(sizeof(FlightUndone) % 8 == 0 && is_flight_part<FlightUndone>);

@@ -22,6 +22,7 @@
 #include <dynbatch/scheduler/detail/core.hpp>
 #include <dynbatch/scheduler/detail/core_admit.hpp>
 #include <dynbatch/scheduler/detail/core_beams.hpp>
+#include <dynbatch/scheduler/detail/core_cache.hpp>
 #include <dynbatch/scheduler/detail/core_compose.hpp>
 #include <dynbatch/scheduler/detail/core_end.hpp>
 #include <dynbatch/scheduler/detail/core_evict.hpp>
@@ -163,6 +164,15 @@ class Scheduler {
   /// 0 without any. O(running sequences * common blocks).
   [[nodiscard]] std::int64_t common_prefix_blocks() const noexcept {
     return core_->common_prefix_blocks();
+  }
+
+  /// Keeps the first `tokens` positions of a cached prefix from eviction until `until` (a pool such
+  /// as Pinning<BlockPool<>>); pinning it again prolongs. What its pool answers: NotSupported,
+  /// NotFound if not all of it is cached, QueueFull beyond the pool's bounds. Record: the flight
+  /// log holds pins. O(tokens).
+  Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens,
+             TimeNs until) noexcept {
+    return core_->pin(prompt, scope, tokens, until);
   }
 
   /// Forgets all cached prefixes; false (and nothing changes) while a request holds blocks.

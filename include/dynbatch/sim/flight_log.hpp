@@ -48,6 +48,7 @@ struct FlightRecord {
   FlightCommit commit{};
   FlightAbandon abandon{};
   FlightClear clear{};
+  FlightPin pin{};
   FlightCost cost{};
   FlightAdmitted admitted{};
   FlightPreempted preempted{};

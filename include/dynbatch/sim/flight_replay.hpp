@@ -123,6 +123,9 @@ class LogReplayer {
           differ("clear_cache", record_.clear.is_cleared, record_.clear.is_cleared ^ 1U);
         }
         break;
+      case FlightKind::Pin:
+        pin();
+        break;
       case FlightKind::Cost:
         // Published before the plan that follows, so it is compared there.
         cost_ = record_.cost;
@@ -141,6 +144,27 @@ class LogReplayer {
     if (record_.request.was_cancelled != 0) {
       expect_ok("cancel", scheduler_.cancel(request.id));
       drain();  // the cancellation is seen before the request, as it was
+    }
+  }
+
+  void pin() {
+    const FlightPin& from = record_.pin;
+    Prompt prompt;
+    prompt.kind = from.digest_unit != 0 ? PromptKind::Digests : PromptKind::Tokens;
+    prompt.tokens = record_.tokens;
+    prompt.digests = record_.digests;
+    prompt.length = from.tokens;
+    prompt.digest_unit = from.digest_unit;
+    CacheScope scope;
+    scope.model_epoch = from.model_epoch;
+    scope.tenant_salt = from.tenant_salt;
+    scope.adapter_id = from.adapter_id;
+    scope.adapter_version = from.adapter_version;
+    scope.has_tenant_salt = from.has_tenant_salt != 0;
+    scope.has_adapter = from.has_adapter != 0;
+    const bool is_pinned = scheduler_.pin(prompt, scope, from.tokens, {from.until}).is_ok();
+    if (is_pinned != (from.is_pinned != 0)) {
+      differ("pin", from.is_pinned, is_pinned ? 1 : 0);
     }
   }
 

@@ -6,6 +6,7 @@
 #include <dynbatch/kv/cost_aware.hpp>
 #include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/null_pool.hpp>
+#include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/kv/slru.hpp>
@@ -145,6 +146,13 @@ TEST_CASE("The shipped pools obey the laws") {
   const std::int64_t num_blocks = GENERATE(8, 20, 60);
   INFO("block size " << block_size << ", blocks " << num_blocks);
   BlockPool<> pool({.num_blocks = num_blocks, .block_size = block_size, .max_kv_events = 4});
+  obeys(pool);
+}
+
+TEST_CASE("A pool with pins obeys the laws") {
+  const std::int64_t num_blocks = GENERATE(8, 20, 60);
+  INFO("blocks " << num_blocks);
+  Pinning<BlockPool<>> pool({.pool = {.num_blocks = num_blocks, .block_size = 4}, .max_pins = 3});
   obeys(pool);
 }
 

@@ -22,6 +22,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   std::uint64_t preemptions = 0;
   std::uint64_t hits = 0;
   std::int64_t beams = 0;
+  std::int64_t pins = 0;
   for (const LawMix& mix : pairwise_cover()) {
     for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
       INFO(mix.name() << ", seed " << seed);
@@ -35,6 +36,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
       preemptions += run.final_stats().preemptions;
       hits += run.final_stats().prefix_hit_tokens;
       beams += run.num_beams();
+      pins += run.num_pins();
     }
   }
   // The runs must reach what they are meant to test.
@@ -42,6 +44,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   CHECK(preemptions > 100);
   CHECK(hits > 1000);
   CHECK(beams > 100);
+  CHECK(pins > 200);
 }
 
 TEST_CASE("Mixes that once broke a law keep all of them") {

@@ -82,6 +82,8 @@ class SchedulerCore {
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
   bool clear_cache() noexcept;
+  Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens,
+             TimeNs until) noexcept;
   [[nodiscard]] std::int64_t common_prefix_blocks() const noexcept;
   std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
@@ -316,6 +318,8 @@ class SchedulerCore {
   void record_admitted(std::uint32_t slot, std::int64_t known, std::int64_t hit) noexcept;
   void record_preempted(const RowState& r) noexcept;
   void record_undone(const RowState& r, bool is_charged, bool is_reader) noexcept;
+  void record_pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
+                  bool is_pinned) noexcept;
   void record_ended(const RequestRecord& root) noexcept;
   void note_wait(std::uint32_t slot, WaitCause cause) noexcept;
   void note_head(bool is_preempted) noexcept;
@@ -405,8 +409,8 @@ class SchedulerCore {
   static constexpr std::uint64_t kRetryPlans = 64;
   FixedVector<PassedOver> passed_over_;
   FixedVector<FinishedOutput> finished_outputs_;  // of the commit under way
-  FixedVector<ForkCopy> fork_copies_;     // of forks since the last plan
-  Buffer<Token> drafts_;                  // [max_sequences, max_draft_tokens]
+  FixedVector<ForkCopy> fork_copies_;             // of forks since the last plan
+  Buffer<Token> drafts_;                          // [max_sequences, max_draft_tokens]
   FixedVector<std::int32_t> candidates_;  // rows that might give way, from the last admitted on
   std::atomic<int> pause_{0};
   int pause_seen_ = 0;  // what the plan() under way has read, once

@@ -22,21 +22,21 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   in.max_tokens = caps_.max_tokens;
   in.max_sequences = caps_.max_sequences;
   in.pool = policies_.pool.stats();
-  in.running = RunningList(this, [](const void* context, void* state,
-                                    RunningList::Take take) noexcept {
-    const auto& core = *static_cast<const SchedulerCore*>(context);
-    for (std::int32_t row = core.oldest_row_; row >= 0;
-         row = core.rows_[static_cast<std::size_t>(row)].newer) {
-      const RowState& r = core.rows_[static_cast<std::size_t>(row)];
-      RunningSequence sequence;
-      sequence.known_tokens = r.known;
-      sequence.held_tokens = r.table_tokens;
-      sequence.output_tokens = r.known - r.prompt_end;
-      sequence.max_output_tokens = r.known_limit - r.prompt_end;
-      sequence.request_class = core.desk_[r.slot].request_class;
-      take(state, sequence);
-    }
-  });
+  in.running =
+      RunningList(this, [](const void* context, void* state, RunningList::Take take) noexcept {
+        const auto& core = *static_cast<const SchedulerCore*>(context);
+        for (std::int32_t row = core.oldest_row_; row >= 0;
+             row = core.rows_[static_cast<std::size_t>(row)].newer) {
+          const RowState& r = core.rows_[static_cast<std::size_t>(row)];
+          RunningSequence sequence;
+          sequence.known_tokens = r.known;
+          sequence.held_tokens = r.table_tokens;
+          sequence.output_tokens = r.known - r.prompt_end;
+          sequence.max_output_tokens = r.known_limit - r.prompt_end;
+          sequence.request_class = core.desk_[r.slot].request_class;
+          take(state, sequence);
+        }
+      });
   if (num_tpot_ > 0) {
     for (std::int32_t row = oldest_row_; row >= 0;
          row = rows_[static_cast<std::size_t>(row)].newer) {

@@ -387,14 +387,5 @@ void SchedulerCore<P>::record_ended(const RequestRecord& root) noexcept {
   flight_.put(FlightKind::Ended, f);
 }
 
-template <class P>
-bool SchedulerCore<P>::clear_cache() noexcept {
-  const bool is_cleared = policies_.pool.clear();
-  if (flight_.is_on()) {
-    flight_.put(FlightKind::ClearCache, FlightClear{is_cleared ? std::uint64_t{1} : 0});
-  }
-  return is_cleared;
-}
-
 }  // namespace detail
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: cached prefixes at the host's word: pinned, or all forgotten.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+template <class P>
+Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens,
+                             TimeNs until) noexcept {
+  const bool is_tokens = prompt.kind == PromptKind::Tokens;
+  const std::int64_t unit = is_tokens ? 1 : prompt.digest_unit;
+  const std::int64_t given = is_tokens
+                                 ? static_cast<std::int64_t>(prompt.tokens.size())
+                                 : saturating_mul(static_cast<std::int64_t>(prompt.digests.size()),
+                                                  max_of<std::int64_t>(unit, 0));
+  if (!is_tokens && (unit < 1 || unit % max_of(block_size_, 1) != 0)) {
+    return {Errc::InvalidArgument, "prompt.digest_unit", unit, block_size_,
+            "must be a positive multiple of the block size"};
+  }
+  if (tokens < 1 || tokens > given || tokens > kv_limit_) {
+    return {Errc::InvalidArgument, "tokens", tokens, min_of(given, kv_limit_),
+            "must lie in the prompt"};
+  }
+  // The caller's array is one page, long enough to hold all of it.
+  constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
+  const std::uint32_t page = 0;
+  SequenceContentView view;
+  view.scope = &scope;
+  view.storage =
+      is_tokens ? prompt.tokens.data() : reinterpret_cast<const Token*>(prompt.digests.data());
+  view.pages = &page;
+  const std::int64_t words = is_tokens ? given : ceil_div(given, unit) * kTokensPerDigest;
+  view.page_tokens = static_cast<std::int32_t>(min_of<std::int64_t>(
+      ceil_div(words, std::int64_t{4} * max_of(block_size_, 1)) * 4 * max_of(block_size_, 1),
+      std::int64_t{1} << 30));
+  view.prompt_length = view.known_length = view.cacheable_length = given;
+  view.digest_unit = is_tokens ? 0 : prompt.digest_unit;
+  const Status status = policies_.pool.pin(view, tokens, until);
+  if (flight_.is_on()) {
+    record_pin(prompt, scope, tokens, until, status.is_ok());
+  }
+  return status;
+}
+
+/// Everything a pin depends on; without content only that there was one.
+template <class P>
+void SchedulerCore<P>::record_pin(const Prompt& prompt, const CacheScope& scope,
+                                  std::int64_t tokens, TimeNs until, bool is_pinned) noexcept {
+  const bool is_tokens = prompt.kind == PromptKind::Tokens;
+  FlightPin f;
+  f.until = until.ns;
+  f.tokens = tokens;
+  f.model_epoch = scope.model_epoch;
+  f.tenant_salt = scope.tenant_salt;
+  f.adapter_id = scope.adapter_id;
+  f.adapter_version = scope.adapter_version;
+  f.digest_unit = is_tokens ? 0 : prompt.digest_unit;
+  f.has_tenant_salt = scope.has_tenant_salt ? 1 : 0;
+  f.has_adapter = scope.has_adapter ? 1 : 0;
+  f.is_pinned = is_pinned ? 1 : 0;
+  if (config_.flight_log_prompts) {
+    f.num_content = is_tokens ? tokens : ceil_div(tokens, std::int64_t{prompt.digest_unit});
+  }
+  const auto n = static_cast<std::size_t>(f.num_content);
+  const std::size_t bytes = n * (is_tokens ? sizeof(Token) : sizeof(ContentDigest));
+  if (!flight_.begin(FlightKind::Pin, sizeof(f) + bytes)) {
+    return;
+  }
+  flight_.add(f);
+  if (is_tokens) {
+    flight_.add(prompt.tokens.first(n));
+  } else {
+    flight_.add(prompt.digests.first(n));
+  }
+  flight_.end();
+}
+
+template <class P>
+bool SchedulerCore<P>::clear_cache() noexcept {
+  const bool is_cleared = policies_.pool.clear();
+  if (flight_.is_on()) {
+    flight_.put(FlightKind::ClearCache, FlightClear{is_cleared ? std::uint64_t{1} : 0});
+  }
+  return is_cleared;
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI
