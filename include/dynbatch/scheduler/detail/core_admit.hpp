@@ -64,7 +64,7 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
                                                              Budget& budget,
                                                              WaitCause& cause) noexcept {
   RequestRecord& record = desk_[slot];
-  std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
+  const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
   // All samples of a request start together: their rows are kept from the first chunk on.
   const std::int32_t rows = record.sample == 0 && !record.is_forked ? record.num_samples : 1;
   const bool needs_place = !has_place(limits);
@@ -114,7 +114,6 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       return Admit::BudgetSpent;
     }
     spare = block_size_ > 0 ? spare_blocks() : spare;
-    left = min_of(budget.tokens, budget.prefill_tokens);
   }
   // What was missing beside others is not what is missing alone: an idle scheduler looks again.
   if (num_running_ > 0 && record.retry_need > spare && next_plan_ < record.retry_plan) {
