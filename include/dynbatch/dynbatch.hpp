@@ -49,6 +49,7 @@
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/tiered_pool.hpp>
 #include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>

@@ -19,6 +19,7 @@
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
+#include <dynbatch/kv/tiered_pool.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
 #include <dynbatch/model/plan_digest.hpp>
@@ -44,7 +45,8 @@ struct LawMix {
   int sizer = 0;     // 0 unbounded, 1 static, 2 token budget, 3 dynamic
   int splitter = 0;  // 0 none, 1 equal tokens
   int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by
-                     // sequence, 4 paged with pins
+                     // sequence, 4 paged with pins,
+                     // 5 paged with host memory behind
   int compose = 0;   // FcfsAdmission::Compose
   int reserve = 0;   // FcfsAdmission::Reserve
   int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
@@ -54,7 +56,7 @@ struct LawMix {
   int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
                      // 5 fair share with limits, 6 prefix affinity
   static constexpr int kAxes = 10;
-  static constexpr int kSizes[kAxes] = {4, 2, 5, 4, 4, 4, 3, 4, 2, 7};
+  static constexpr int kSizes[kAxes] = {4, 2, 6, 4, 4, 4, 3, 4, 2, 7};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
@@ -145,6 +147,8 @@ class LawRun {
   [[nodiscard]] std::int64_t kv_reads() const { return executor_.kv_reads; }
   /// Prefixes pinned, or pinned again.
   [[nodiscard]] std::int64_t num_pins() const { return num_pins_; }
+  /// Blocks that came back from another tier of memory.
+  [[nodiscard]] std::int64_t num_loads() const { return executor_.swaps_in; }
   /// Beam searches that came to their end.
   [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
@@ -159,7 +163,8 @@ class LawRun {
     Capabilities caps;
     caps.max_tokens = 160;
     caps.max_sequences = mix_.pressure == 0 ? 8 : 12;
-    caps.in_order = mix_.host != 3 || mix_.pool == 3;
+    caps.in_order = mix_.host != 3 || mix_.pool == 3 || mix_.pool == 5;
+    caps.swap = mix_.pool == 5;
     caps.future_tokens = mix_.host >= 2;
     if (mix_.pool == 3) {
       caps.sequence_handles = caps.max_sequences + 3;
@@ -185,6 +190,9 @@ class LawRun {
         .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
     pinning_.emplace(Pinning<BlockPool<>>::Config{
         .pool = {.num_blocks = blocks, .block_size = 4}, .max_pins = 3, .share_permille = 300});
+    tiered_.emplace(TieredPool<>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
+                                         .num_host_blocks = 60,
+                                         .min_load_blocks = 1});
     FcfsAdmission::Config admission;
     admission.compose = static_cast<FcfsAdmission::Compose>(mix_.compose);
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
@@ -209,9 +217,9 @@ class LawRun {
                               AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
     AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
                                          AnyMicroBatchSplitter(*equal_)};
-    AnyKVCachePool pools[] = {AnyKVCachePool(*pool_), AnyKVCachePool(*pool_),
+    AnyKVCachePool pools[] = {AnyKVCachePool(*pool_),     AnyKVCachePool(*pool_),
                               AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_),
-                              AnyKVCachePool(*pinning_)};
+                              AnyKVCachePool(*pinning_),  AnyKVCachePool(*tiered_)};
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),
@@ -744,6 +752,7 @@ class LawRun {
   NullPool null_pool_;
   std::optional<SequencePool> sequence_pool_;
   std::optional<Pinning<BlockPool<>>> pinning_;
+  std::optional<TieredPool<>> tiered_;
   std::optional<FcfsAdmission> fcfs_;
   std::optional<PriorityAging> priority_;
   std::optional<EarliestDeadline> deadline_;

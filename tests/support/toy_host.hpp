@@ -172,6 +172,8 @@ class ToyExecutor {
   bool tolerates_garbage = false;
   std::vector<std::string> errors;
   std::int64_t kv_reads = 0;
+  std::int64_t swaps_out = 0;
+  std::int64_t swaps_in = 0;
 
   /// Does what a host that addresses KV by sequence has to do for a plan in any case.
   void apply_row_ops(std::span<const RowOp> ops) {
@@ -209,7 +211,9 @@ class ToyExecutor {
   void execute(const StepPlan& plan, StepResultBuffer& result) {
     apply_deltas(plan);
     check_shape(plan);
+    apply_swaps(plan, true);
     apply_copies(plan);
+    apply_swaps(plan, false);
     if (capabilities_.sequence_handles > 0) {
       apply_row_ops(plan.row_ops);
     }
@@ -353,6 +357,25 @@ class ToyExecutor {
         }
         table.resize(static_cast<std::size_t>(d.index) + 1);
         table[static_cast<std::size_t>(d.index)] = d.block.value;
+      }
+    }
+  }
+
+  void apply_swaps(const StepPlan& plan, bool to_host) {
+    for (const GroupPlan& group : plan.groups) {
+      const std::int32_t size = group.spec.block_size;
+      for (const BlockSwap& swap : group.swaps) {
+        if (swap.to_host != to_host) {
+          continue;
+        }
+        std::vector<std::uint64_t>& slot = host_kv_[swap.host_slot];
+        slot.resize(static_cast<std::size_t>(size), kGarbageKv);
+        for (std::int32_t i = 0; i < size; ++i) {
+          std::uint64_t& device = kv_[std::int64_t{swap.device.value} * size + i];
+          std::uint64_t& host = slot[static_cast<std::size_t>(i)];
+          (to_host ? host : device) = to_host ? device : host;
+        }
+        ++(to_host ? swaps_out : swaps_in);
       }
     }
   }
@@ -605,6 +628,7 @@ class ToyExecutor {
   bool beams_clean_ = true;     // all beams so far of the request under way ran
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;
+  std::unordered_map<std::int32_t, std::vector<std::uint64_t>> host_kv_;  // by host slot
   std::unordered_map<std::int32_t, Token> last_token_;
   std::unordered_map<std::int32_t, std::vector<std::int64_t>> cells_;  // by sequence
   std::unordered_map<std::int64_t, std::int32_t> cell_uses_;

@@ -36,6 +36,15 @@ struct PoolAttachment {
   return static_cast<std::size_t>(sequence_handles) * 16U + 64U;
 }
 
+/// Most moves between tiers that a pool tells at once: all that one plan computes, and tables
+/// loaded.
+[[nodiscard]] constexpr std::int64_t max_swaps(const PoolAttachment& attachment,
+                                               std::int64_t block_size) noexcept {
+  return 2 * attachment.max_rows *
+             (attachment.max_context_tokens / (block_size > 0 ? block_size : 1) + 1) +
+         64;
+}
+
 /// Result of a look-up; valid for the next acquire() and only while the pool has not changed.
 struct PrefixMatch {
   std::int64_t num_tokens = 0;   ///< Reusable leading tokens.
@@ -43,6 +52,7 @@ struct PrefixMatch {
   std::int64_t idle_blocks = 0;  ///< Of these, how many acquire() would take out of `cached`.
   PlanId newest_pending{};   ///< Newest plan that has still to write one of them; kNoPlan = none.
   std::uint64_t ticket = 0;  ///< State of the pool at the look-up.
+  std::int64_t num_loaded = 0;  ///< Of num_tokens, how many acquire() has loaded from another tier.
 };
 
 /// Laws: docs/policies/kv_cache_pool.md. Positions and counts are tokens unless a name says blocks.
@@ -131,7 +141,9 @@ consteval bool check_kv_cache_pool() {
 
 namespace detail {
 
-/// What a pool for sequence-addressed hosts has beyond the concept; a pool has both or neither.
+/// What pools have beyond the concept: for sequence-addressed hosts row operations (both of the
+/// first two or neither), for tiers of memory moves between them (both of the second two or
+/// neither).
 template <class P>
 struct OptionalPool {
   static constexpr bool kHasRowOps =
@@ -139,6 +151,30 @@ struct OptionalPool {
         { p.drain_row_ops(ops) } noexcept -> std::same_as<std::size_t>;
         { p.rewind(row, tokens) } noexcept -> std::same_as<void>;
       };
+  static constexpr bool kHasSwaps =
+      requires(P& p, std::span<BlockSwap> out, std::span<const BlockSwap> in, PlanId plan) {
+        { p.drain_swaps(out, plan) } noexcept -> std::same_as<std::size_t>;
+        { p.lose_swaps(in) } noexcept -> std::same_as<void>;
+      };
+  static std::size_t drain_swaps(P& pool, std::span<BlockSwap> swaps, PlanId plan) noexcept {
+    if constexpr (kHasSwaps) {
+      return pool.drain_swaps(swaps, plan);
+    } else {
+      return 0;
+    }
+  }
+  static void lose_swaps(P& pool, std::span<const BlockSwap> swaps) noexcept {
+    if constexpr (kHasSwaps) {
+      pool.lose_swaps(swaps);
+    }
+  }
+  [[nodiscard]] static bool tells_swaps(const P& pool) noexcept {
+    if constexpr (requires { pool.tells_swaps(); }) {
+      return pool.tells_swaps();
+    } else {
+      return kHasSwaps;
+    }
+  }
   static std::size_t drain_row_ops(P& pool, std::span<RowOp> ops) noexcept {
     if constexpr (kHasRowOps) {
       return pool.drain_row_ops(ops);
@@ -220,6 +256,12 @@ class AnyKVCachePool {
     return table_->drain_row_ops(self_, ops);
   }
   void rewind(Row row, std::int64_t tokens) noexcept { table_->rewind(self_, row, tokens); }
+  /// Whether the model moves blocks between tiers; else the next two do nothing.
+  [[nodiscard]] bool tells_swaps() const noexcept { return table_->tells_swaps; }
+  std::size_t drain_swaps(std::span<BlockSwap> swaps, PlanId plan) noexcept {
+    return table_->drain_swaps(self_, swaps, plan);
+  }
+  void lose_swaps(std::span<const BlockSwap> swaps) noexcept { table_->lose_swaps(self_, swaps); }
 
  private:
   struct Table {
@@ -247,7 +289,10 @@ class AnyKVCachePool {
     Status (*check)(const void*) noexcept;
     std::size_t (*drain_row_ops)(void*, std::span<RowOp>) noexcept;
     void (*rewind)(void*, Row, std::int64_t) noexcept;
+    std::size_t (*drain_swaps)(void*, std::span<BlockSwap>, PlanId) noexcept;
+    void (*lose_swaps)(void*, std::span<const BlockSwap>) noexcept;
     bool tells_row_ops;
+    bool tells_swaps;
   };
   template <class P>
   static constexpr Table kTable{
@@ -293,7 +338,14 @@ class AnyKVCachePool {
       [](void* p, Row r, std::int64_t t) noexcept {
         detail::OptionalPool<P>::rewind(*static_cast<P*>(p), r, t);
       },
-      detail::OptionalPool<P>::kHasRowOps};
+      [](void* p, std::span<BlockSwap> swaps, PlanId plan) noexcept {
+        return detail::OptionalPool<P>::drain_swaps(*static_cast<P*>(p), swaps, plan);
+      },
+      [](void* p, std::span<const BlockSwap> swaps) noexcept {
+        detail::OptionalPool<P>::lose_swaps(*static_cast<P*>(p), swaps);
+      },
+      detail::OptionalPool<P>::kHasRowOps,
+      detail::OptionalPool<P>::kHasSwaps};
 
   void* self_;
   const Table* table_;

@@ -151,6 +151,22 @@ class BlockPool {
     return newest > settled_ ? PlanId{newest} : kNoPlan;
   }
 
+  /// Leading blocks of a row that it has entered in the index or found there.
+  [[nodiscard]] std::int64_t num_published_blocks(Row row) const noexcept {
+    return is_row(row) ? rows_.data()[row.value].num_published : 0;
+  }
+
+  /// The block's content is void: nothing finds it any more, nor what lies below it.
+  void forget(BlockId block) noexcept {
+    if (store_.is_known(block) && is_indexed(block)) {
+      leave_index(block);
+      if (store_.references(block) == 0) {
+        store_.forget(block);
+      }
+      ++state_;
+    }
+  }
+
   /// The blocks of the latest match().
   [[nodiscard]] std::span<const BlockId> matched() const noexcept {
     return {matched_.data(), static_cast<std::size_t>(num_matched_)};

@@ -20,6 +20,8 @@ struct PoolStats {
   std::uint64_t evictions = 0;              ///< Cached blocks that lost their content.
   std::uint64_t prefix_queries_tokens = 0;  ///< Tokens looked up at admission.
   std::uint64_t prefix_hit_tokens = 0;      ///< Tokens found.
+  std::int64_t host_blocks = 0;             ///< Blocks of another tier that hold a prefix.
+  std::uint64_t loaded_blocks = 0;          ///< Blocks that came back from there.
   std::int64_t pinned_blocks = 0;           ///< Held by pins; part of the referenced ones.
 
   [[nodiscard]] constexpr std::int64_t available_blocks() const noexcept {

@@ -62,8 +62,9 @@ struct BlockSwap {
   bool to_host = true;
 };
 
-/// What one KV group needs in this step. Order: copies and swap-outs read first, then swap-ins and
-/// zeroing, then the forward pass writes.
+/// What one KV group needs in this step. Order: swaps to the host read first, then copies, then
+/// swaps from the host and zeroing, then the forward pass writes. A plan that is committed has made
+/// its swaps.
 struct GroupPlan {
   GroupSpec spec{};
   std::span<const TokenSlot> token_slots{};  ///< [num_tokens] where each token's KV goes.

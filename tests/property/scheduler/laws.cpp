@@ -23,6 +23,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   std::uint64_t hits = 0;
   std::int64_t beams = 0;
   std::int64_t pins = 0;
+  std::int64_t loads = 0;
   for (const LawMix& mix : pairwise_cover()) {
     for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
       INFO(mix.name() << ", seed " << seed);
@@ -37,6 +38,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
       hits += run.final_stats().prefix_hit_tokens;
       beams += run.num_beams();
       pins += run.num_pins();
+      loads += run.num_loads();
     }
   }
   // The runs must reach what they are meant to test.
@@ -45,6 +47,7 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   CHECK(hits > 1000);
   CHECK(beams > 100);
   CHECK(pins > 200);
+  CHECK(loads > 300);
 }
 
 TEST_CASE("Mixes that once broke a law keep all of them") {

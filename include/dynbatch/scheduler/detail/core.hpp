@@ -271,6 +271,7 @@ class SchedulerCore {
                   StepFeedback& feedback) noexcept;
   void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged,
                   bool is_spoiled, bool is_fatal, TimeNs now) noexcept;
+  void lose_moves(const PlanRecord& record) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
   void drop_fork(const ForkCopy& fork) noexcept;

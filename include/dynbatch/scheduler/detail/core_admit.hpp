@@ -222,6 +222,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     DYNBATCH_ASSERT(is_acquired, "a match must be valid until the next change of the pool");
     r.table_tokens = static_cast<std::int32_t>(match.num_blocks) * block_size_;
   }
+  if (match.num_loaded > 0) {
+    plan_record.loads.push_back({Row{row}, r.residence, match.num_tokens - match.num_loaded});
+  }
   r.planned = static_cast<std::int32_t>(match.num_tokens);
   r.committed = r.planned;
   if (shares_prefixes_) {

@@ -134,10 +134,15 @@ Status SchedulerCore<P>::initialise() noexcept {
   const std::int64_t max_deltas = block_size_ > 0 && !by_sequence_
                                       ? caps_.max_sequences * (ceil_div(kv_limit_, block_size_) + 1)
                                       : 0;
+  const std::size_t max_swaps =
+      PoolOptions::tells_swaps(pool)
+          ? static_cast<std::size_t>(dynbatch::max_swaps(
+                {.max_rows = caps_.max_sequences, .max_context_tokens = kv_limit_}, block_size_))
+          : 0;
   const std::size_t max_ops = by_sequence_ ? max_row_ops(caps_.sequence_handles) : rows;
   for (std::int32_t i = 0; i < config_.max_plans_in_flight; ++i) {
     if (const Status s = plans_[static_cast<std::size_t>(i)].allocate(
-            caps_.max_sequences, max_tokens, max_deltas, max_ops);
+            caps_.max_sequences, max_tokens, max_deltas, max_ops, max_swaps);
         !s) {
       return s;
     }
@@ -168,6 +173,10 @@ Status SchedulerCore<P>::check_addressing() const noexcept {
   if (by_sequence_ != PoolOptions::tells_row_ops(policies_.pool)) {
     return {Errc::InvalidConfig, "capabilities.sequence_handles", caps_.sequence_handles, 0,
             by_sequence_ ? "the pool tells no row operations" : "the pool needs sequence handles"};
+  }
+  if (PoolOptions::tells_swaps(policies_.pool) && !caps_.swap) {
+    return {Errc::InvalidConfig, "capabilities.swap", 0, 1,
+            "a pool with another tier of memory needs it"};
   }
   if (by_sequence_ && caps_.sequence_handles < caps_.max_sequences) {
     return {Errc::InvalidConfig, "capabilities.sequence_handles", caps_.sequence_handles,

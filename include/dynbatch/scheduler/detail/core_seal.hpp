@@ -136,11 +136,17 @@ void SchedulerCore<P>::seal(PlanRecord& record, std::span<const RankSummary> ran
     record.row_ops.resize(PoolOptions::drain_row_ops(policies_.pool, record.row_ops.span()));
   }
   plan.row_ops = record.row_ops.span();
+  if (record.num_chunks > 0 && record.swaps.capacity() > 0) {
+    record.swaps.resize(record.swaps.capacity());
+    record.swaps.resize(
+        PoolOptions::drain_swaps(policies_.pool, record.swaps.span(), record.plan.id));
+  }
   if (block_size_ > 0 && !by_sequence_) {
     record.group.spec = group_;
     record.group.token_slots = {record.token_slots.data(), record.num_tokens};
     record.group.deltas = record.deltas.span();
     record.group.copies = record.copies.span();
+    record.group.swaps = record.swaps.span();
     plan.groups = {&record.group, 1};
   }
   if (record.pads_to_batch) {

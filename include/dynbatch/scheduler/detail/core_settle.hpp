@@ -338,6 +338,23 @@ void SchedulerCore<P>::reset_readers() noexcept {
   }
 }
 
+/// Moves between tiers that an abandoned plan perhaps did not make: who was to be loaded starts
+/// over.
+template <class P>
+void SchedulerCore<P>::lose_moves(const PlanRecord& record) noexcept {
+  PoolOptions::lose_swaps(policies_.pool, record.swaps.span());
+  for (const TierLoad& load : record.loads) {
+    const RowState& r = rows_[static_cast<std::size_t>(load.row.value)];
+    if (r.residence != load.residence || r.phase == RowPhase::Free) {
+      continue;
+    }
+    policies_.pool.withdraw(load.row, load.first_token);
+    if (r.phase != RowPhase::Draining) {
+      send_back(load.row.value);
+    }
+  }
+}
+
 template <class P>
 Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
                                  TimeNs host_now) noexcept {
@@ -382,6 +399,9 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
         send_back(fork.row.value);  // the source may be gone: the sample computes its prompt
       }
     }
+  }
+  for (std::int32_t p = first; p < num_in_flight_; ++p) {
+    lose_moves(in_flight_plan(p));
   }
   reset_readers();
   for (std::int32_t p = num_in_flight_ - 1; p >= first; --p) {

@@ -34,6 +34,13 @@ struct ForkCopy {
   std::int32_t tokens = 0;  ///< Positions shared; for hosts without blocks.
 };
 
+/// A sequence whose plan loads the blocks from `first_token` on from another tier.
+struct TierLoad {
+  Row row{};
+  std::uint32_t residence = 0;
+  std::int64_t first_token = 0;
+};
+
 /// One plan and the memory its spans point to.
 struct PlanRecord {
   StepPlan plan{};
@@ -53,12 +60,14 @@ struct PlanRecord {
   FixedVector<ForkCopy> forks;
   FixedVector<BlockCopy> copies;
   FixedVector<RowOp> row_ops;
+  FixedVector<BlockSwap> swaps;
+  FixedVector<TierLoad> loads;
   FixedVector<ExpertMove> moves;
   GroupPlan group{};
   bool pads_to_batch = false;
 
   Status allocate(std::int32_t max_rows, std::int64_t max_tokens, std::int64_t max_deltas,
-                  std::size_t max_row_ops) noexcept {
+                  std::size_t max_row_ops, std::size_t max_swaps) noexcept {
     const auto r = static_cast<std::size_t>(max_rows);
     const auto t = static_cast<std::size_t>(max_tokens);
     for (const Status& s : {
@@ -75,6 +84,9 @@ struct PlanRecord {
              forks.allocate(r, "max_sequences"),
              copies.allocate(r, "max_sequences"),
              row_ops.allocate(max_row_ops, "max_sequences"),
+             swaps.allocate(max_swaps, "max_context_tokens"),
+             loads.allocate(max_swaps > 0 ? 2 * r : 0,
+                            "max_sequences"),  // a row may be lost and taken
              moves.allocate(kMaxMovesPerPlan, "expert_moves"),
          }) {
       if (!s) {
@@ -96,6 +108,8 @@ struct PlanRecord {
     forks.clear();
     copies.clear();
     row_ops.clear();
+    swaps.clear();
+    loads.clear();
     moves.clear();
   }
 

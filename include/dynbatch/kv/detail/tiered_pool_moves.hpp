@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// TieredPool: what moves between device and host memory, and when.
+#include <dynbatch/kv/tiered_pool.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+template <class Pool>
+Status TieredPool<Pool>::attach(const PoolAttachment& attachment) noexcept {
+  if (const Status s = config_.validate(); !s) {
+    return s;
+  }
+  if (pool_.groups().empty() || !pool_.shares_prefixes()) {
+    return {Errc::InvalidConfig, "pool", 0, 1,
+            "a tier needs a pool of blocks that shares prefixes"};
+  }
+  if (!attachment.in_order) {
+    return {Errc::InvalidConfig, "capabilities.in_order", 0, 1, "moves need steps in plan order"};
+  }
+  block_size_ = pool_.groups()[0].block_size;
+  Status s = pool_.attach(attachment);
+  s = s ? host_.attach(attachment) : s;
+  const auto moves = static_cast<std::size_t>(max_swaps(attachment, block_size_));
+  s = s ? moves_.allocate(moves, "max_context_tokens") : s;
+  num_loaded_ = 0;
+  return s;
+}
+
+template <class Pool>
+PrefixMatch TieredPool<Pool>::match(const SequenceContentView& content,
+                                    std::int64_t limit) noexcept {
+  device_match_ = pool_.match(content, limit);
+  host_match_ = host_.match(content, limit);
+  PrefixMatch result = device_match_;
+  const std::int64_t more = host_match_.num_blocks - device_match_.num_blocks;
+  const bool has_room = moves_.size() + static_cast<std::size_t>(max_of<std::int64_t>(more, 0)) <
+                        moves_.capacity() / 2;
+  if (more >= config_.min_load_blocks && host_match_.newest_pending == kNoPlan && has_room) {
+    result.num_blocks = host_match_.num_blocks;
+    result.num_tokens = host_match_.num_tokens;
+    result.idle_blocks += more;
+    result.num_loaded = more * block_size_;
+  }
+  return result;
+}
+
+template <class Pool>
+bool TieredPool<Pool>::acquire(Row row, const PrefixMatch& match) noexcept {
+  PrefixMatch device = match;
+  device.num_blocks = min_of(match.num_blocks, device_match_.num_blocks);
+  device.num_tokens = device.num_blocks * block_size_;
+  device.ticket = match.ticket;
+  const bool is_loading = match.num_blocks > device.num_blocks;
+  if (is_loading && match.num_blocks > host_match_.num_blocks) {
+    return false;
+  }
+  if (!pool_.acquire(row, device)) {
+    return false;
+  }
+  PrefixMatch host = host_match_;
+  host.num_blocks =
+      match.ticket == device_match_.ticket ? min_of(match.num_blocks, host_match_.num_blocks) : 0;
+  if (host_match_.newest_pending != kNoPlan && !is_loading) {
+    host.num_blocks = 0;  // another sequence writes them still; if it fails they are void
+  }
+  const bool has_host = host_.acquire(row, host);
+  if (!is_loading) {
+    return true;
+  }
+  if (!has_host || !pool_.extend(row, match.num_blocks * block_size_)) {
+    pool_.release(row);
+    host_.release(row);
+    return false;
+  }
+  const std::span<const BlockId> to = pool_.table(0, row);
+  const std::span<const BlockId> from = host_.table(0, row);
+  for (std::int64_t i = device.num_blocks; i < match.num_blocks; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    moves_.push_back({{to[at], from[at].value, false}, row, static_cast<std::int32_t>(i), kNoPlan});
+  }
+  num_loaded_ += static_cast<std::uint64_t>(match.num_blocks - device.num_blocks);
+  return true;
+}
+
+template <class Pool>
+void TieredPool<Pool>::publish(Row row, const SequenceContentView& content, std::int64_t tokens,
+                               PlanId plan) noexcept {
+  pool_.publish(row, content, tokens, plan);
+  const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
+  const std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
+                                  static_cast<std::int64_t>(pool_.table(0, row).size()));
+  if (end <= held || moves_.size() + static_cast<std::size_t>(end - held) > moves_.capacity() ||
+      !host_.extend(row, end * block_size_)) {
+    return;  // not now: a later block takes them along
+  }
+  host_.publish(row, content, end * block_size_, plan);
+  const std::int64_t published = host_.num_published_blocks(row);
+  if (published < end) {
+    host_.truncate(row, max_of(published, held) * block_size_);
+  }
+  write_through(row, held, published, plan);
+}
+
+template <class Pool>
+void TieredPool<Pool>::write_through(Row row, std::int64_t first, std::int64_t end,
+                                     PlanId plan) noexcept {
+  const std::span<const BlockId> from = pool_.table(0, row);
+  const std::span<const BlockId> to = host_.table(0, row);
+  for (std::int64_t i = first; i < end; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    moves_.push_back({{from[at], to[at].value, true}, row, static_cast<std::int32_t>(i), plan});
+  }
+}
+
+template <class Pool>
+void TieredPool<Pool>::truncate(Row row, std::int64_t tokens) noexcept {
+  const std::int64_t kept = max_of<std::int64_t>(tokens, 0) / block_size_;
+  cancel(row, kept, true);
+  if (static_cast<std::int64_t>(host_.table(0, row).size()) > kept) {
+    host_.withdraw(row, kept * block_size_);
+    host_.truncate(row, kept * block_size_);
+  }
+  pool_.truncate(row, tokens);
+}
+
+template <class Pool>
+Status TieredPool<Pool>::fork(Row from, Row to, std::int64_t tokens) noexcept {
+  if (const Status s = pool_.fork(from, to, tokens); !s) {
+    return s;
+  }
+  const std::int64_t whole = min_of(static_cast<std::int64_t>(host_.table(0, from).size()),
+                                    max_of<std::int64_t>(tokens, 0) / block_size_);
+  return whole > 0 ? host_.fork(from, to, whole * block_size_) : kOk;
+}
+
+/// Moves of the row's blocks from `first` on that nobody was told yet need not be made: loads, and
+/// with `with_writes` what would write content that never came to be.
+template <class Pool>
+void TieredPool<Pool>::cancel(Row row, std::int64_t first, bool with_writes) noexcept {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < moves_.size(); ++i) {
+    const Move move = moves_[i];
+    const bool is_cancelled =
+        move.row == row && move.index >= first && (!move.swap.to_host || with_writes);
+    if (!is_cancelled) {
+      moves_[kept++] = move;
+    }
+  }
+  moves_.resize(kept);
+}
+
+template <class Pool>
+std::size_t TieredPool<Pool>::drain_swaps(std::span<BlockSwap> swaps, PlanId plan) noexcept {
+  std::size_t n = 0;
+  for (const bool to_host : {true, false}) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < moves_.size(); ++i) {
+      const Move move = moves_[i];
+      if (move.swap.to_host == to_host && move.writer < plan && n < swaps.size()) {
+        swaps[n++] = move.swap;
+      } else {
+        moves_[kept++] = move;
+      }
+    }
+    moves_.resize(kept);
+  }
+  return n;
+}
+
+template <class Pool>
+void TieredPool<Pool>::lose_swaps(std::span<const BlockSwap> swaps) noexcept {
+  for (const BlockSwap& swap : swaps) {
+    if (swap.to_host) {
+      host_.forget(BlockId{swap.host_slot});
+    }
+  }
+}
+
+template <class Pool>
+Status TieredPool<Pool>::check() const noexcept {
+  if (const Status s = pool_.check(); !s) {
+    return s;
+  }
+  if (const Status s = host_.check(); !s) {
+    return s;
+  }
+  for (const Move& move : moves_) {
+    const std::span<const BlockId> host = host_.table(0, move.row);
+    const auto at = static_cast<std::size_t>(move.index);
+    if (!move.swap.to_host && (at >= host.size() || host[at].value != move.swap.host_slot)) {
+      return {Errc::InternalError, "moves", move.index, static_cast<std::int64_t>(host.size()),
+              "a load reads what its row does not hold"};
+    }
+  }
+  return kOk;
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

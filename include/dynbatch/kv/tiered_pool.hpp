@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// TieredPool: a device pool whose cached prefixes also lie in host memory.
+#include <dynbatch/base/buffer.hpp>
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/ids.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/model/kv_event.hpp>
+#include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/sequence_content.hpp>
+#include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_plan.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// Every full block of known content is written through to host memory with the plan after the one
+/// that computes it, so evicting a device block costs nothing and a preempted sequence finds its
+/// blocks again. A prefix that only host memory has is loaded with the plan that admits its
+/// request: `Pool` and the host index agree on content, never on ids. Plans carry the moves as
+/// GroupPlan::swaps, writes first; the host needs Capabilities::swap and in_order.
+///
+/// A plan that is committed has moved; what an abandoned plan was to move counts as lost: the
+/// blocks it was to write are forgotten, the sequences it was to load start over. Host memory full
+/// of referenced blocks just ends the writing of a sequence.
+///
+/// Cost: as two pools, and O(moves). One thread; no allocation after attach() except in check().
+template <class Pool = BlockPool<>>
+class TieredPool {
+  static_assert(check_kv_cache_pool<Pool>());
+
+ public:
+  struct Config {
+    typename Pool::Config pool{};
+    std::int64_t num_host_blocks = 0;  ///< Blocks of host memory, in [1, 2^31 - 2].
+    std::int32_t min_load_blocks = 4;  ///< Load only if host memory has so many blocks more than
+                                       ///< the device; fewer are computed; >= 1.
+
+    [[nodiscard]] constexpr Status validate() const noexcept {
+      if (num_host_blocks < 1 || num_host_blocks > 2147483646) {
+        return {Errc::InvalidConfig, "num_host_blocks", num_host_blocks, 2147483646,
+                "must be in [1, limit]"};
+      }
+      if (min_load_blocks < 1) {
+        return {Errc::InvalidConfig, "min_load_blocks", min_load_blocks, 1, "must be at least 1"};
+      }
+      return pool.validate();
+    }
+  };
+
+  TieredPool() noexcept : TieredPool(Config{}) {}
+  explicit TieredPool(const Config& config) noexcept
+      : config_(config),
+        pool_(config.pool),
+        host_(BlockPool<>::Config{
+            .num_blocks = config.num_host_blocks,
+            .block_size = pool_.groups().empty() ? 1 : pool_.groups()[0].block_size}) {}
+
+  /// Refuses a pool without blocks or without prefix sharing.
+  [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept;
+
+  [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return pool_.groups(); }
+  [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept {
+    return pool_.can_ever_fit(tokens);
+  }
+  [[nodiscard]] bool shares_prefixes() const noexcept { return pool_.shares_prefixes(); }
+
+  /// `num_loaded` of the match come from host memory; `idle_blocks` counts the blocks they need.
+  [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept;
+  bool acquire(Row row, const PrefixMatch& match) noexcept;
+  bool extend(Row row, std::int64_t tokens) noexcept { return pool_.extend(row, tokens); }
+  void publish(Row row, const SequenceContentView& content, std::int64_t tokens,
+               PlanId plan) noexcept;
+  void truncate(Row row, std::int64_t tokens) noexcept;
+  [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept;
+  void release(Row row) noexcept {
+    cancel(row, 0, false);
+    for (Move& move : moves_) {
+      move.row = move.row == row ? kNoRow : move.row;  // the next sequence there is another one
+    }
+    pool_.release(row);
+    host_.release(row);
+  }
+  [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
+    return pool_.table(group, row);
+  }
+  void settle(PlanId plan) noexcept {
+    pool_.settle(plan);
+    host_.settle(plan);
+  }
+  std::int64_t withdraw(Row row, std::int64_t tokens) noexcept {
+    // Who read what was never written has written that through as well, as its own.
+    const std::int64_t first = pool_.reads_withdrawn(row) ? 0 : max_of<std::int64_t>(tokens, 0);
+    cancel(row, first / block_size_, true);
+    host_.withdraw(row, first);
+    host_.truncate(row, first / block_size_ * block_size_);
+    return pool_.withdraw(row, tokens);
+  }
+  [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return pool_.reads_withdrawn(row); }
+  [[nodiscard]] Status pin(const SequenceContentView& content, std::int64_t tokens,
+                           TimeNs until) noexcept {
+    return pool_.pin(content, tokens, until);
+  }
+  void unpin_expired(TimeNs now) noexcept { pool_.unpin_expired(now); }
+  [[nodiscard]] Status resize(std::int64_t num_blocks) noexcept { return pool_.resize(num_blocks); }
+  bool clear() noexcept {
+    if (!pool_.clear()) {
+      return false;
+    }
+    moves_.clear();
+    return host_.clear();
+  }
+  std::size_t drain_events(std::span<KvEvent> events) noexcept {
+    return pool_.drain_events(events);
+  }
+  [[nodiscard]] PoolStats stats() const noexcept {
+    PoolStats s = pool_.stats();
+    s.host_blocks = host_.stats().cached_blocks + host_.stats().referenced_blocks;
+    s.loaded_blocks = num_loaded_;
+    return s;
+  }
+  [[nodiscard]] Status check() const noexcept;
+
+  /// Moves that `plan` has to make: writes of what older plans computed, then loads. At most
+  /// swaps.size(); what is left follows with the next plan.
+  std::size_t drain_swaps(std::span<BlockSwap> swaps, PlanId plan) noexcept;
+  /// These moves of an abandoned plan were perhaps not made: what they were to write is forgotten.
+  void lose_swaps(std::span<const BlockSwap> swaps) noexcept;
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+
+ private:
+  struct Move {
+    BlockSwap swap{};
+    Row row{};
+    std::int32_t index = 0;  ///< In the row's table.
+    PlanId writer{};         ///< Plan that computes the block; its move comes with a later one.
+  };
+
+  void write_through(Row row, std::int64_t first, std::int64_t end, PlanId plan) noexcept;
+  void cancel(Row row, std::int64_t first, bool with_writes) noexcept;
+
+  Config config_{};
+  Pool pool_;
+  BlockPool<> host_;         // rows as in pool_: a row's table there are its leading blocks in host
+  FixedVector<Move> moves_;  // not told yet, oldest first
+  PrefixMatch device_match_{};
+  PrefixMatch host_match_{};
+  std::int64_t block_size_ = 1;
+  std::uint64_t num_loaded_ = 0;
+};
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
+
+#include <dynbatch/kv/detail/tiered_pool_moves.hpp>
