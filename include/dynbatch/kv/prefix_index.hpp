@@ -8,6 +8,7 @@
 #include <dynbatch/base/hash.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/kv/detail/block_chunks.hpp>
 #include <dynbatch/kv/detail/words.hpp>
 #include <dynbatch/kv/kv_event_log.hpp>
 #include <dynbatch/model/kv_event.hpp>
@@ -175,6 +176,10 @@ class PrefixIndex {
   /// The node whose prefix a block holds, or kNoNode.
   [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
     return {max_of(entries_.data()[block.value], 0) - 1};
+  }
+  /// True if all blocks of a chunk hold a prefix.
+  [[nodiscard]] bool have_nodes(detail::BlockChunk chunk) const noexcept {
+    return detail::are_positive(&entries_.data()[chunk.lowest]);
   }
   /// The plan that writes a block.
   [[nodiscard]] PlanId plan_of(BlockId block) const noexcept {
