@@ -30,6 +30,8 @@ struct Shape {
   std::int64_t num_blocks = 24;
   std::int64_t max_tokens = 60;
   std::int64_t blocks_between_branches = 4;
+  std::int32_t page_tokens = 16;
+  std::int32_t blocks_a_digest = 2;
 };
 
 struct ConstantHash {
@@ -56,23 +58,25 @@ Story make_story(SplitMix64& random, const Shape& shape) {
     letters.push_back(random.one_in(shape.blocks_between_branches) ? 1 : 0);
   }
   if (is_digest) {
-    // Two blocks a digest; the second one's letter is the first one's.
+    // The letters of a digest's later blocks are the first one's.
+    const auto unit = static_cast<std::size_t>(shape.blocks_a_digest);
     std::vector<ContentDigest> digests;
-    for (std::size_t i = 0; i < letters.size(); i += 2) {
-      digests.push_back({7, static_cast<std::uint64_t>(letters[i])});
-      if (i + 1 < letters.size()) {
-        letters[i + 1] = letters[i];
+    for (std::size_t i = 0; i < letters.size(); ++i) {
+      if (i % unit == 0) {
+        digests.push_back({7, static_cast<std::uint64_t>(letters[i])});
       }
+      letters[i] = letters[i - i % unit];
     }
-    return {Content(digests, 2 * kBlock, length, 16, cache_scope), scope, true, letters,
-            length / (2 * kBlock) * 2};
+    const std::int32_t digest_tokens = shape.blocks_a_digest * kBlock;
+    return {Content(digests, digest_tokens, length, shape.page_tokens, cache_scope), scope, true,
+            letters, length / digest_tokens * shape.blocks_a_digest};
   }
   std::vector<Token> tokens;
   for (std::int64_t i = 0; i < length; ++i) {
     const bool is_last_of_block = i % kBlock == kBlock - 1;
     tokens.push_back(is_last_of_block ? letters[static_cast<std::size_t>(i / kBlock)] : 5);
   }
-  return {Content(tokens, 16, cache_scope), scope, false, letters, length / kBlock};
+  return {Content(tokens, shape.page_tokens, cache_scope), scope, false, letters, length / kBlock};
 }
 
 template <class Eviction>
@@ -541,7 +545,11 @@ TEMPLATE_TEST_CASE("BlockPool does so with long prompts", "", Lru, AdaptiveLru) 
   const auto seed = GENERATE(range(1, 4));
   INFO("seed " << seed);
   run<TestType>(static_cast<std::uint64_t>(seed), 1500,
-                {.num_blocks = 500, .max_tokens = 1000, .blocks_between_branches = 100});
+                {.num_blocks = 500,
+                 .max_tokens = 1000,
+                 .blocks_between_branches = 100,
+                 .page_tokens = 256,
+                 .blocks_a_digest = 1});
 }
 
 TEST_CASE("BlockPool does so with a constant hash") { run<Lru, ConstantHash>(77, 20000); }

@@ -57,6 +57,11 @@ struct BlockChunk {
   return !has_bits((load_lanes(from) <= 0) | (load_lanes(from + 4) <= 0) |
                    (load_lanes(from + 8) <= 0) | (load_lanes(from + 12) <= 0));
 }
+/// True if the kChunk values at `from` are all 0.
+[[nodiscard]] inline bool are_zero(const std::int32_t* from) noexcept {
+  return !has_bits(load_lanes(from) | load_lanes(from + 4) | load_lanes(from + 8) |
+                   load_lanes(from + 12));
+}
 /// True if the kChunk values at `from` are all 1.
 [[nodiscard]] inline bool are_one(const std::int32_t* from) noexcept {
   return !has_bits((load_lanes(from) ^ 1) | (load_lanes(from + 4) ^ 1) |
