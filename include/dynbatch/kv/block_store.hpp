@@ -8,11 +8,13 @@
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/kv/detail/block_chunks.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -131,11 +133,26 @@ class BlockStore {
     }
   }
 
+  /// True if the blocks of a chunk are usable and have one reference each.
+  [[nodiscard]] bool are_held_once(detail::BlockChunk chunk) const noexcept {
+    return chunk.lowest + static_cast<std::int64_t>(detail::kChunk) <= size_ &&
+           detail::are_one(&references_.data()[chunk.lowest]);
+  }
+
   /// drop_reference() and keep for the blocks of a row's path from index `first` on, the last one
   /// first. Each has one reference and is usable.
   void keep_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
-    for (const BlockId block : path.subspan(first)) {
-      count(block) = 0;
+    for (std::size_t i = first; i < path.size();) {
+      if (path.size() - i >= detail::kChunk) {
+        if (const auto chunk = detail::chunk_at(path.data() + i); chunk.step != 0) {
+          std::memset(&references_.data()[chunk.lowest], 0, detail::kChunk * sizeof(std::int32_t));
+          i += detail::kChunk;
+          continue;
+        }
+      }
+      for (const std::size_t end = min_of(i + detail::kChunk, path.size()); i < end; ++i) {
+        count(path[i]) = 0;
+      }
     }
     eviction_.insert_backwards(path, first);
     num_cached_ += static_cast<std::int64_t>(path.size() - first);

@@ -6,6 +6,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/kv/detail/block_chunks.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
 
 #include <cstddef>
@@ -52,12 +53,27 @@ class Lru {
     const BlockId* const blocks = path.data();
     std::int32_t last = prev(sentinel_);
     next(last) = path.back().value;
-    for (auto i = static_cast<std::ptrdiff_t>(path.size()) - 1; i >= 0; --i) {
-      const std::int32_t block = blocks[i].value;
-      links[block] = {i != 0 ? blocks[i - 1].value : sentinel_,
-                      blocks[i > kAhead ? i - kAhead : 0].value};
-      previous[block] = last;
-      last = block;
+    for (std::size_t i = path.size(); i > 0;) {
+      if (i > 2 * detail::kChunk && i < path.size()) {
+        const BlockId* const first_of = blocks + i - detail::kChunk;
+        if (const auto chunk = detail::chunk_at(first_of); chunk.step != 0) {
+          detail::store_pairs(links + chunk.lowest, first_of - 1, first_of - kAhead, chunk.step);
+          detail::store_chunk(previous + chunk.lowest, first_of + 1, chunk.step);
+          last = first_of->value;
+          i -= detail::kChunk;
+          continue;
+        }
+      }
+      // One by one; then it may be worth looking again.
+      const std::size_t stop = i > detail::kChunk ? i - detail::kChunk : 0;
+      const std::size_t end = i == path.size() ? i - 1 : stop;
+      for (; i > end; --i) {
+        const std::int32_t block = blocks[i - 1].value;
+        links[block] = {i > 1 ? blocks[i - 2].value : sentinel_,
+                        blocks[i > kAhead ? i - 1 - kAhead : 0].value};
+        previous[block] = last;
+        last = block;
+      }
     }
     prev(sentinel_) = last;
   }
@@ -105,7 +121,8 @@ class Lru {
   }
 
  private:
-  static constexpr std::ptrdiff_t kAhead = 16;
+  static constexpr std::size_t kAhead = 16;
+  // Written in pairs by store_pairs().
   struct Link {
     std::int32_t next;
     // Some places behind, or any block: to load early, as a list can't be read ahead otherwise.

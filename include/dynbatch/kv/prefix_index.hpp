@@ -8,6 +8,7 @@
 #include <dynbatch/base/hash.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/kv/detail/block_chunks.hpp>
 #include <dynbatch/kv/detail/words.hpp>
 #include <dynbatch/kv/kv_event_log.hpp>
 #include <dynbatch/model/kv_event.hpp>
@@ -148,13 +149,7 @@ class PrefixIndex {
   }
 
   /// Gives a node another identity, so that nothing below it can be found any more.
-  void rename(PrefixNode node) noexcept {
-    announce(KvEventKind::Removed, node);
-    at(node).id = ++last_id_;
-    at(node).child = -1;
-    at(node).flags &= kIsHashed | kIsDigest | kHasRing;
-    announce(KvEventKind::Stored, node);
-  }
+  void rename(PrefixNode node) noexcept;
 
   /// Marks a block that is in no ring: what was written to it is not what was promised.
   void mark_withdrawn(BlockId block) noexcept { entry(block) = kWithdrawn; }
@@ -175,6 +170,9 @@ class PrefixIndex {
   /// The node whose prefix a block holds, or kNoNode.
   [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
     return {max_of(entries_.data()[block.value], 0) - 1};
+  }
+  [[nodiscard]] bool have_nodes(detail::BlockChunk chunk) const noexcept {
+    return detail::are_positive(&entries_.data()[chunk.lowest]);
   }
   /// The plan that writes a block.
   [[nodiscard]] PlanId plan_of(BlockId block) const noexcept {
@@ -209,9 +207,8 @@ class PrefixIndex {
   /// Starts to load what is known of a block itself.
   void prefetch(BlockId block) const noexcept { __builtin_prefetch(&entries_.data()[block.value]); }
 
-  /// Takes out cached blocks, in eviction order. The same as remove() of each, but the memory of
-  /// the later ones is on its way while the earlier ones are removed, and so is what publishing
-  /// others in their place will write.
+  /// remove() of cached blocks in eviction order: the memory of later ones, and what publishing in
+  /// their place will write, is on its way while the earlier ones are removed.
   void remove(std::span<const BlockId> blocks) noexcept;
 
   /// Walks down while the next node is the next in memory and holds the next of `max_blocks` blocks
@@ -328,6 +325,18 @@ class PrefixIndex {
   std::int64_t append_side_by_side(std::span<const BlockId> blocks, PrefixNode& parent, PlanId plan,
                                    const unsigned char* content, std::size_t step,
                                    std::uint32_t flags) noexcept;
+
+  // The first of kChunk free nodes in order of memory, or -1, and where free ones then begin.
+  struct NodeRun {
+    std::int32_t first;
+    std::int32_t next_free;
+    std::int32_t next_unused;
+  };
+  [[nodiscard]] NodeRun free_run(std::int32_t free_node, std::int32_t first_unused) const noexcept;
+  // append_side_by_side() of a chunk of blank blocks. False: it is none.
+  bool append_chunk(const BlockId* blocks, std::int32_t first, std::int32_t above,
+                    std::uint64_t last_id, PlanId plan, const unsigned char* content,
+                    std::uint32_t flags) noexcept;
 
   PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept;
 

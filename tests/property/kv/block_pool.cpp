@@ -23,9 +23,16 @@ using kv_test::Content;
 namespace {
 
 constexpr std::int32_t kBlock = 4;
-constexpr std::int64_t kBlocks = 24;
 constexpr int kRows = 6;
-constexpr std::int64_t kMaxTokens = 60;
+
+// How large the pool, the rows and the parts that stories share are.
+struct Shape {
+  std::int64_t num_blocks = 24;
+  std::int64_t max_tokens = 60;
+  std::int64_t blocks_between_branches = 4;
+  std::int32_t page_tokens = 16;
+  std::int32_t blocks_a_digest = 2;
+};
 
 struct ConstantHash {
   std::uint64_t operator()(const std::int32_t*, std::size_t) const noexcept { return 42; }
@@ -40,34 +47,36 @@ struct Story {
   std::int64_t shareable_blocks;  // Of the content at full knowledge.
 };
 
-Story make_story(SplitMix64& random) {
+Story make_story(SplitMix64& random, const Shape& shape) {
   const int scope = static_cast<int>(random.between(0, 1));
   const bool is_digest = random.one_in(4);
-  const auto length = random.between(1, kMaxTokens);
+  const auto length = random.between(1, shape.max_tokens);
   CacheScope cache_scope{};
   cache_scope.has_tenant_salt = scope == 1;
   std::vector<int> letters;
   for (std::int64_t i = 0; i < length / kBlock; ++i) {
-    letters.push_back(random.one_in(4) ? 1 : 0);
+    letters.push_back(random.one_in(shape.blocks_between_branches) ? 1 : 0);
   }
   if (is_digest) {
-    // Two blocks a digest; the second one's letter is the first one's.
+    // The letters of a digest's later blocks are the first one's.
+    const auto unit = static_cast<std::size_t>(shape.blocks_a_digest);
     std::vector<ContentDigest> digests;
-    for (std::size_t i = 0; i < letters.size(); i += 2) {
-      digests.push_back({7, static_cast<std::uint64_t>(letters[i])});
-      if (i + 1 < letters.size()) {
-        letters[i + 1] = letters[i];
+    for (std::size_t i = 0; i < letters.size(); ++i) {
+      if (i % unit == 0) {
+        digests.push_back({7, static_cast<std::uint64_t>(letters[i])});
       }
+      letters[i] = letters[i - i % unit];
     }
-    return {Content(digests, 2 * kBlock, length, 16, cache_scope), scope, true, letters,
-            length / (2 * kBlock) * 2};
+    const std::int32_t digest_tokens = shape.blocks_a_digest * kBlock;
+    return {Content(digests, digest_tokens, length, shape.page_tokens, cache_scope), scope, true,
+            letters, length / digest_tokens * shape.blocks_a_digest};
   }
   std::vector<Token> tokens;
   for (std::int64_t i = 0; i < length; ++i) {
     const bool is_last_of_block = i % kBlock == kBlock - 1;
     tokens.push_back(is_last_of_block ? letters[static_cast<std::size_t>(i / kBlock)] : 5);
   }
-  return {Content(tokens, 16, cache_scope), scope, false, letters, length / kBlock};
+  return {Content(tokens, shape.page_tokens, cache_scope), scope, false, letters, length / kBlock};
 }
 
 template <class Eviction>
@@ -85,8 +94,9 @@ class Model {
     const Story* story = nullptr;
   };
 
-  explicit Model(const Eviction& order) : cached_(order, kBlocks) {
-    for (int b = 0; b < kBlocks; ++b) {
+  Model(const Eviction& order, std::int64_t num_blocks)
+      : cached_(order, num_blocks), size_(num_blocks) {
+    for (int b = 0; b < num_blocks; ++b) {
       free_.push_back(b);
     }
   }
@@ -352,7 +362,7 @@ class Model {
   std::map<int, std::uint64_t> plan_;
   std::set<int> withdrawn_;
   std::uint64_t settled_ = 0;
-  std::int64_t size_ = kBlocks;
+  std::int64_t size_;
   int last_generation_ = 0;
 };
 
@@ -392,19 +402,19 @@ void retain(Pool& pool, Model<Eviction>& model, int row, SplitMix64& random) {
 }
 
 template <class Eviction, class Hash = WordHash>
-void run(std::uint64_t seed, int num_operations) {
+void run(std::uint64_t seed, int num_operations, const Shape& shape = {}) {
   using Pool = BlockPool<Eviction, Hash>;
   SplitMix64 random(seed);
-  Pool pool(
-      typename Pool::Config{
-          .num_blocks = kBlocks, .block_size = kBlock, .max_kv_events = random.between(0, 8)},
-      kv_test::Naive<Eviction>::make(kBlocks));
-  REQUIRE(pool.attach({.max_rows = kRows, .max_context_tokens = kMaxTokens}).is_ok());
-  Model<Eviction> model(pool.eviction());
+  Pool pool(typename Pool::Config{.num_blocks = shape.num_blocks,
+                                  .block_size = kBlock,
+                                  .max_kv_events = random.between(0, 8)},
+            kv_test::Naive<Eviction>::make(shape.num_blocks));
+  REQUIRE(pool.attach({.max_rows = kRows, .max_context_tokens = shape.max_tokens}).is_ok());
+  Model<Eviction> model(pool.eviction(), shape.num_blocks);
   std::int64_t now = 0;
   std::vector<Story> stories;
   for (int i = 0; i < 40; ++i) {
-    stories.push_back(make_story(random));
+    stories.push_back(make_story(random, shape));
   }
   std::uint64_t plan = 0;
   std::uint64_t settled = 0;
@@ -447,12 +457,12 @@ void run(std::uint64_t seed, int num_operations) {
         REQUIRE_FALSE(pool.acquire(Row{row}, m));
       }
     } else if (kind < 40) {
-      const std::int64_t tokens = random.between(0, kMaxTokens);
+      const std::int64_t tokens = random.between(0, shape.max_tokens);
       REQUIRE(pool.extend(Row{row}, tokens) == model.extend(row, tokens));
-      REQUIRE_FALSE(pool.extend(Row{row}, kMaxTokens + 1));
+      REQUIRE_FALSE(pool.extend(Row{row}, shape.max_tokens + 1));
       model.used.insert(r.table.begin(), r.table.end());
     } else if (kind < 70) {
-      const std::int64_t tokens = random.between(0, kMaxTokens);
+      const std::int64_t tokens = random.between(0, shape.max_tokens);
       auto view = r.story->content.view();
       view.known_length =
           random.one_in(4) ? random.between(0, view.known_length) : view.known_length;
@@ -462,11 +472,11 @@ void run(std::uint64_t seed, int num_operations) {
       pool.publish(Row{row}, view, tokens, PlanId{by});
       model.publish(row, tokens, view.known_length, by);
     } else if (kind < 78) {
-      const std::int64_t tokens = random.between(0, kMaxTokens);
+      const std::int64_t tokens = random.between(0, shape.max_tokens);
       pool.truncate(Row{row}, tokens);
       model.truncate(row, tokens);
     } else if (kind < 84) {
-      const std::int64_t tokens = random.between(0, kMaxTokens);
+      const std::int64_t tokens = random.between(0, shape.max_tokens);
       const std::int64_t n = pool.withdraw(Row{row}, tokens);
       REQUIRE(n == model.withdraw(row, tokens));
       withdrawals += n;
@@ -494,7 +504,8 @@ void run(std::uint64_t seed, int num_operations) {
       }
       REQUIRE(pool.clear() == model.clear());
     } else {
-      const std::int64_t size = random.one_in(2) ? kBlocks : random.between(8, kBlocks);
+      const std::int64_t size =
+          random.one_in(2) ? shape.num_blocks : random.between(8, shape.num_blocks);
       REQUIRE(pool.resize(size).is_ok());
       model.resize(size);
     }
@@ -528,6 +539,17 @@ TEMPLATE_TEST_CASE("BlockPool does so under every eviction order", "", Slru, Lfu
   const auto seed = GENERATE(range(1, 4));
   INFO("seed " << seed);
   run<TestType>(static_cast<std::uint64_t>(seed), 10000);
+}
+
+TEMPLATE_TEST_CASE("BlockPool does so with long prompts", "", Lru, AdaptiveLru) {
+  const auto seed = GENERATE(range(1, 4));
+  INFO("seed " << seed);
+  run<TestType>(static_cast<std::uint64_t>(seed), 1500,
+                {.num_blocks = 500,
+                 .max_tokens = 1000,
+                 .blocks_between_branches = 100,
+                 .page_tokens = 256,
+                 .blocks_a_digest = 1});
 }
 
 TEST_CASE("BlockPool does so with a constant hash") { run<Lru, ConstantHash>(77, 20000); }

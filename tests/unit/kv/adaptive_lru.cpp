@@ -134,7 +134,7 @@ TEST_CASE("AdaptiveLru is Lru if it may not step") {
   CHECK(hits_among_scans(AdaptiveLru({.step_percent = 0})) == hits_among_scans(Lru()));
 }
 
-TEST_CASE("Lifetimes stay in order: nearer to the start and more used is never shorter") {
+TEST_CASE("Lifetimes stay in order, nearer to the start and more used is never shorter") {
   SplitMix64 random(3);
   Sessions<AdaptiveLru> cache{AdaptiveLru({.step_percent = 100, .prior_blocks = 1})};
   constexpr int kDepths = AdaptiveLru::kDepths;

@@ -186,6 +186,64 @@ TEST_CASE("PrefixIndex enters a run of blocks as it would enter them one by one"
   CHECK(at_once.check(8).is_ok());
 }
 
+TEST_CASE("Blocks whose ids lie side by side are entered like any others") {
+  constexpr std::int64_t kCount = 61;
+  const std::int32_t step = GENERATE(1, -1);
+  const std::int32_t odd = GENERATE(-1, 5, 20, 35, 59);  // Not blank.
+  // Nodes were never used, come back in order, or come back mixed.
+  const int used = GENERATE(0, 1, 2);
+  const bool is_digest = GENERATE(false, true);
+  INFO("step " << step << ", odd " << odd << ", used " << used << ", digest " << is_digest);
+  std::vector<Token> tokens(4 * kCount);  // Also read as digests: 16 bytes a block both.
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<Token>(i * i);
+  }
+  const std::uint32_t page = 0;
+  SequenceContentView view{};
+  view.storage = tokens.data();
+  view.pages = &page;
+  view.page_tokens = static_cast<std::int32_t>(tokens.size());
+  view.digest_unit = is_digest ? 4 : 0;
+  view.prompt_length = view.known_length = 4 * kCount;
+  std::vector<BlockId> blocks;
+  for (std::int32_t i = 0; i < kCount; ++i) {
+    blocks.push_back(BlockId{step > 0 ? i : static_cast<std::int32_t>(kCount) - 1 - i});
+  }
+  PrefixIndex<> index;
+  REQUIRE(index.attach(kCount, 16, 0).is_ok());
+  if (used != 0) {
+    PrefixNode last = index.insert(blocks[0], kNoNode, {{}, is_digest}, tokens.data(), PlanId{1});
+    detail::ContentCursor cursor(view, 4, 1);
+    REQUIRE(index.append(std::span(blocks).subspan(1), last, is_digest, cursor, PlanId{1}) ==
+            kCount - 1);
+    for (std::size_t k = blocks.size(); k-- > 0;) {
+      index.remove(blocks[used == 1 ? k : k * 7 % blocks.size()]);
+    }
+  }
+  const auto first_odd = odd < 0 ? kCount : std::int64_t{odd};
+  if (odd >= 0) {
+    index.mark_withdrawn(blocks[static_cast<std::size_t>(odd)]);
+  }
+  PrefixNode node = index.insert(blocks[0], kNoNode, {{}, is_digest}, tokens.data(), PlanId{7});
+  const PrefixNode root = node;
+  detail::ContentCursor cursor(view, 4, 1);
+  CHECK(index.append(std::span(blocks).subspan(1), node, is_digest, cursor, PlanId{9}) ==
+        first_odd - 1);
+  CHECK(index.num_prefixes() == first_odd);
+  CHECK(index.check(kCount).is_ok());
+  PrefixNode found = root;
+  for (std::int64_t i = 1; i < first_odd; ++i) {
+    const BlockId block = blocks[static_cast<std::size_t>(i)];
+    found = index.find_child(found, tokens.data() + 4 * i, is_digest);
+    REQUIRE(found != kNoNode);
+    CHECK(index.block_of(found) == block);
+    CHECK(index.node_of(block) == found);
+    CHECK(index.plan_of(block) == PlanId{9});
+  }
+  CHECK(found == node);
+  CHECK(index.is_leaf(node));
+}
+
 TEST_CASE("PrefixIndex takes out runs that branch, have copies or lost their parent") {
   Fixture<> f;
   const PrefixNode a = f.insert(0, kNoNode, kA);

@@ -298,6 +298,30 @@ bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
 }
 
 template <class Eviction, class Hash>
+std::int32_t BlockPool<Eviction, Hash>::first_becoming_cached(const BlockId* table,
+                                                              std::int32_t length,
+                                                              std::int32_t end) const noexcept {
+  constexpr auto kChunk = static_cast<std::int32_t>(detail::kChunk);
+  const bool sees_chunks = config_.prefix_caching && !has_pending();
+  for (std::int32_t i = end; i > length;) {
+    if (sees_chunks && i - length >= kChunk) {
+      const auto chunk = detail::chunk_at(table + i - kChunk);
+      if (chunk.step != 0 && index_.have_nodes(chunk) && store_.are_held_once(chunk)) {
+        i -= kChunk;
+        continue;
+      }
+    }
+    for (const std::int32_t stop = max_of(i - kChunk, length); i > stop; --i) {
+      if (!becomes_cached(table[i - 1])) {
+        return i;
+      }
+      prefetch(table[max_of(i - 1 - kPrefetchDistance, length)]);
+    }
+  }
+  return length;
+}
+
+template <class Eviction, class Hash>
 bool BlockPool<Eviction, Hash>::make_blank(BlockId block) noexcept {
   if (!index_.is_withdrawn(block)) {
     return false;  // Acquired behind a block that was withdrawn: it belongs to another path.

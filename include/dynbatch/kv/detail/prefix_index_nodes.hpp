@@ -140,6 +140,15 @@ PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
 }
 
 template <class Hash>
+void PrefixIndex<Hash>::rename(PrefixNode node) noexcept {
+  announce(KvEventKind::Removed, node);
+  at(node).id = ++last_id_;
+  at(node).child = -1;
+  at(node).flags &= kIsHashed | kIsDigest | kHasRing;
+  announce(KvEventKind::Stored, node);
+}
+
+template <class Hash>
 void PrefixIndex<Hash>::destroy(PrefixNode node) noexcept {
   Node& n = at(node);
   // A parent that is gone, or renamed, knows nothing of this child.

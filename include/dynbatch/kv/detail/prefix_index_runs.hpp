@@ -46,8 +46,23 @@ std::int64_t PrefixIndex<Hash>::append_side_by_side(std::span<const BlockId> blo
   const std::uint64_t first_id = last_id_;
   std::uint64_t id = first_id;
   const std::size_t num_ahead = blocks.size() > kAhead ? blocks.size() - kAhead : 0;
+  const bool is_dense = step == bytes_of((flags & kIsDigest) != 0);
   std::size_t i = 0;
   for (; i < blocks.size(); ++i) {
+    if (is_dense && i % detail::kChunk == 0 && i + detail::kChunk <= blocks.size()) {
+      const NodeRun run = free_run(free_node, first_unused);
+      if (run.first >= 0 &&
+          append_chunk(blocks.data() + i, run.first, above, id, plan, content, flags)) {
+        free_node = run.next_free;
+        first_unused = run.next_unused;
+        above = run.first + static_cast<std::int32_t>(detail::kChunk) - 1;
+        id += detail::kChunk;
+        above_id = id;
+        content += detail::kChunk * step;
+        i += detail::kChunk - 1;
+        continue;
+      }
+    }
     const std::int32_t block = blocks[i].value;
     if (entries[block] != 0) {
       break;
@@ -83,6 +98,56 @@ std::int64_t PrefixIndex<Hash>::append_side_by_side(std::span<const BlockId> blo
   }
   parent = {above};
   return static_cast<std::int64_t>(i);
+}
+
+template <class Hash>
+typename PrefixIndex<Hash>::NodeRun PrefixIndex<Hash>::free_run(
+    std::int32_t free_node, std::int32_t first_unused) const noexcept {
+  constexpr auto kChunk = static_cast<std::int32_t>(detail::kChunk);
+  if (free_node < 0) {
+    return {first_unused, -1, first_unused + kChunk};
+  }
+  std::int32_t node = free_node;
+  for (std::int32_t k = 1; k < kChunk; ++k, ++node) {
+    if (at(node).child != node + 1) {
+      return {-1, free_node, first_unused};
+    }
+  }
+  return {free_node, at(node).child, first_unused};
+}
+
+template <class Hash>
+bool PrefixIndex<Hash>::append_chunk(const BlockId* blocks, std::int32_t first, std::int32_t above,
+                                     std::uint64_t last_id, PlanId plan,
+                                     const unsigned char* content, std::uint32_t flags) noexcept {
+  constexpr auto kChunk = static_cast<std::int32_t>(detail::kChunk);
+  const detail::BlockChunk chunk = detail::chunk_at(blocks);
+  std::int32_t* const entries = entries_.data() + chunk.lowest;
+  if (chunk.step == 0 || !detail::are_zero(entries)) {
+    return false;
+  }
+  std::uint64_t* const plans = plans_.data() + chunk.lowest;
+  Node* const nodes = nodes_.data();
+  std::uint64_t above_id = nodes[above].id;
+  nodes[above].child = first;
+  std::int32_t entry = chunk.step > 0 ? first + 1 : first + kChunk;
+  for (std::int32_t k = 0; k < kChunk; ++k, entry += chunk.step) {
+    plans[k] = plan.value;
+    entries[k] = entry;
+    nodes[first + k] = {++last_id, above_id, above, first + k + 1, blocks[k].value, flags};
+    above_id = last_id;
+    above = first + k;
+  }
+  nodes[above].child = -1;
+  const bool is_digest = (flags & kIsDigest) != 0;
+  if (is_digest) {
+    std::memcpy(static_cast<void*>(digests_.data() + first), content,
+                detail::kChunk * sizeof(ContentDigest));
+  } else {
+    std::memcpy(contents_.data() + static_cast<std::size_t>(first) * content_bytes_, content,
+                detail::kChunk * content_bytes_);
+  }
+  return true;
 }
 
 template <class Hash>
