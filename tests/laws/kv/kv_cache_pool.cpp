@@ -10,6 +10,7 @@
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/tiered_pool.hpp>
 #include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/laws/kv_cache_pool.hpp>
 
@@ -153,6 +154,16 @@ TEST_CASE("A pool with pins obeys the laws") {
   const std::int64_t num_blocks = GENERATE(8, 20, 60);
   INFO("blocks " << num_blocks);
   Pinning<BlockPool<>> pool({.pool = {.num_blocks = num_blocks, .block_size = 4}, .max_pins = 3});
+  obeys(pool);
+}
+
+TEST_CASE("A pool with host memory behind obeys the laws") {
+  const std::int64_t num_blocks = GENERATE(8, 20, 60);
+  const std::int64_t host_blocks = GENERATE(5, 100);
+  INFO("blocks " << num_blocks << ", in host memory " << host_blocks);
+  TieredPool<> pool({.pool = {.num_blocks = num_blocks, .block_size = 4},
+                     .num_host_blocks = host_blocks,
+                     .min_load_blocks = 1000});  // the laws know one tier
   obeys(pool);
 }
 

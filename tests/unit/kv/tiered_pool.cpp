@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/kv/tiered_pool.hpp>
+
+#include "content.hpp"
+
+#include <catch2/catch.hpp>
+#include <map>
+#include <string>
+#include <vector>
+
+using namespace dynbatch;
+using kv_test::admit;
+using kv_test::Content;
+using kv_test::count_from;
+
+namespace {
+
+TieredPool<> make_pool(std::int64_t blocks, std::int64_t host_blocks, std::int32_t min_load = 1) {
+  TieredPool<> pool({.pool = {.num_blocks = blocks, .block_size = 4},
+                     .num_host_blocks = host_blocks,
+                     .min_load_blocks = min_load});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  return pool;
+}
+
+std::vector<BlockSwap> drain(TieredPool<>& pool, std::uint64_t plan) {
+  std::vector<BlockSwap> swaps(400);
+  swaps.resize(pool.drain_swaps(swaps, PlanId{plan}));
+  return swaps;
+}
+
+/// A request comes, runs with `plan` and goes; the next plan's moves are returned.
+std::vector<BlockSwap> pass(TieredPool<>& pool, const Content& content, std::uint64_t plan) {
+  REQUIRE(admit(pool, Row{0}, content, content.length(), PlanId{plan}) >= 0);
+  CHECK(drain(pool, plan).empty());  // what this plan computes is not there yet
+  pool.settle(PlanId{plan});
+  pool.release(Row{0});
+  REQUIRE(pool.check().is_ok());
+  return drain(pool, plan + 1);
+}
+
+}  // namespace
+
+TEST_CASE("TieredPool names what it cannot work with") {
+  const auto field = [](TieredPool<>::Config config, bool in_order = true) {
+    TieredPool<> pool(config);
+    return std::string(
+        pool.attach({.max_rows = 1, .max_context_tokens = 64, .in_order = in_order}).field);
+  };
+  CHECK(field({}) == "num_host_blocks");
+  CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4, .min_load_blocks = 0}) ==
+        "min_load_blocks");
+  CHECK(field({.num_host_blocks = 4}) == "num_blocks");
+  CHECK(field({.pool = {.num_blocks = 4, .prefix_caching = false}, .num_host_blocks = 4}) ==
+        "pool");
+  CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4}, false) == "capabilities.in_order");
+  CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4}).empty());
+}
+
+TEST_CASE("Full blocks are written with the next plan and loaded when the device has lost them") {
+  TieredPool<> pool = make_pool(5, 20);
+  const Content a(count_from(1, 18), 16);
+  const std::vector<BlockSwap> written = pass(pool, a, 1);
+  REQUIRE(written.size() == 4);
+  for (const BlockSwap& swap : written) {
+    CHECK(swap.to_host);
+  }
+  CHECK(pool.stats().host_blocks == 4);
+  const Content b(count_from(500, 18), 16);
+  CHECK(pass(pool, b, 2).size() == 4);  // takes all the blocks of the first
+  const PrefixMatch match = pool.match(a.view(), 17);
+  CHECK(match.num_tokens == 16);
+  CHECK(match.num_loaded == 16);
+  CHECK(match.idle_blocks == 4);
+  REQUIRE(pool.acquire(Row{1}, match));
+  const std::vector<BlockSwap> loads = drain(pool, 4);
+  REQUIRE(loads.size() == 4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK_FALSE(loads[i].to_host);
+    CHECK(loads[i].host_slot == written[i].host_slot);
+    CHECK(loads[i].device == pool.table(0, Row{1})[i]);
+  }
+  CHECK(pool.stats().loaded_blocks == 4);
+  REQUIRE(pool.extend(Row{1}, 18));
+  pool.publish(Row{1}, a.view(), 18, PlanId{4});
+  pool.settle(PlanId{4});
+  CHECK(drain(pool, 5).empty());  // host memory has them already
+  pool.release(Row{1});
+  CHECK(pool.match(a.view(), 17).num_loaded == 0);  // the device has them again
+  REQUIRE(pool.check().is_ok());
+}
+
+TEST_CASE("Fewer blocks than the least are computed, not loaded") {
+  TieredPool<> pool = make_pool(5, 20, 5);
+  const Content a(count_from(1, 18), 16);
+  pass(pool, a, 1);
+  pass(pool, Content(count_from(500, 18), 16), 2);
+  CHECK(pool.match(a.view(), 17).num_tokens == 0);
+}
+
+TEST_CASE("What a failed chunk was to write is neither moved nor found") {
+  TieredPool<> pool = make_pool(8, 20);
+  const Content a(count_from(1, 18), 16);
+  REQUIRE(admit(pool, Row{0}, a, 18, PlanId{1}) == 0);
+  pool.withdraw(Row{0}, 8);
+  pool.settle(PlanId{1});
+  CHECK(drain(pool, 2).size() == 2);
+  pool.release(Row{0});
+  pass(pool, Content(count_from(500, 32), 16), 2);
+  CHECK(pool.match(a.view(), 17).num_tokens == 8);
+  REQUIRE(pool.check().is_ok());
+}
+
+TEST_CASE("Moves that an abandoned plan did not make are forgotten") {
+  TieredPool<> pool = make_pool(5, 20);
+  const Content a(count_from(1, 18), 16);
+  std::vector<BlockSwap> written = pass(pool, a, 1);
+  written.resize(2);  // of the plan that was abandoned
+  pool.lose_swaps(written);
+  pass(pool, Content(count_from(500, 18), 16), 2);
+  CHECK(pool.match(a.view(), 17).num_tokens == 0);  // its first block is gone
+  REQUIRE(pool.check().is_ok());
+  CHECK(pool.clear());
+  CHECK(pool.stats().host_blocks == 0);
+}
+
+TEST_CASE("Host memory that is full of what runs ends the writing, not the run") {
+  TieredPool<> pool = make_pool(16, 2);
+  const Content a(count_from(1, 30), 16);
+  REQUIRE(admit(pool, Row{0}, a, 30, PlanId{1}) == 0);
+  pool.settle(PlanId{1});
+  CHECK(drain(pool, 2).empty());
+  const Content b(count_from(100, 9), 16);
+  REQUIRE(admit(pool, Row{1}, b, 9, PlanId{2}) == 0);
+  pool.settle(PlanId{2});
+  CHECK(drain(pool, 3).size() == 2);
+  REQUIRE(pool.check().is_ok());
+}
+
+TEST_CASE("A row that is given up takes its loads with it, and leaves its writes") {
+  TieredPool<> pool = make_pool(5, 20);
+  const Content a(count_from(1, 18), 16);
+  pass(pool, a, 1);
+  pass(pool, Content(count_from(500, 18), 16), 2);
+  REQUIRE(pool.acquire(Row{1}, pool.match(a.view(), 17)));
+  pool.release(Row{1});
+  CHECK(drain(pool, 4).empty());
+  const Content c(count_from(900, 9), 16);
+  REQUIRE(admit(pool, Row{1}, c, 9, PlanId{5}) == 0);
+  pool.settle(PlanId{5});
+  pool.release(Row{1});
+  REQUIRE(admit(pool, Row{1}, Content(count_from(700, 9), 16), 9, PlanId{6}) == 0);
+  pool.withdraw(Row{1}, 0);  // nothing of the sequence before
+  CHECK(drain(pool, 6).size() == 2);
+}
