@@ -30,9 +30,8 @@ Status SchedulerCore<P>::initialise() noexcept {
     return {Errc::InvalidConfig, "capabilities.groups", caps_.groups[0].block_size,
             groups.empty() ? 0 : groups[0].block_size, "differs from the pool's groups"};
   }
-  const std::int64_t pool_tokens = [&] {  // largest sequence that an empty pool holds
+  const auto largest_fit = [&pool](std::int64_t high) {  // that an otherwise idle pool holds
     std::int64_t low = 0;
-    std::int64_t high = config_.max_context_tokens > 0 ? config_.max_context_tokens : 131072;
     while (low < high) {
       const std::int64_t middle = low + (high - low + 1) / 2;
       if (pool.can_ever_fit(middle)) {
@@ -42,8 +41,9 @@ Status SchedulerCore<P>::initialise() noexcept {
       }
     }
     return low;
-  }();
-  kv_limit_ = pool_tokens;
+  };
+  kv_limit_ = largest_fit(config_.max_context_tokens > 0 ? config_.max_context_tokens : 131072);
+  const std::int64_t pool_tokens = largest_fit(std::int64_t{1} << 40);
   if (kv_limit_ < 1) {
     return {Errc::InvalidConfig, "pool", kv_limit_, 1, "the pool holds no sequence at all"};
   }
@@ -83,7 +83,7 @@ Status SchedulerCore<P>::initialise() noexcept {
   limits.all_atomic = !policies_.admission.splits_prompts();
   const BatchLimits ceiling = policies_.sizer.ceiling();
   limits.max_beams = min_of(ceiling.max_tokens, caps_.max_tokens);
-  limits.total_blocks = block_size_ > 0 ? pool.stats().total_blocks : 0;
+  limits.total_blocks = block_size_ > 0 ? pool_tokens / block_size_ : 0;
   limits.atomic_limit =
       min_of(min_of(ceiling.max_tokens, ceiling.max_prefill_tokens), caps_.max_tokens);
   for (std::size_t i = 0; i < kMaxResources; ++i) {
