@@ -226,6 +226,15 @@ class BlockPool {
     return index_.events().drain(events);
   }
 
+  /// For a reader of events that has met a gap, or is new: a Stored event for each cached prefix,
+  /// all with the number of the newest event, which they include; what is still in the event ring
+  /// up to that number is old news. Returns how many there are; `out` must have room for all. A
+  /// parent that exists has a smaller prefix number than its children. O(pool).
+  std::size_t snapshot(std::span<KvEvent> out) const noexcept {
+    index_.snapshot(out);
+    return static_cast<std::size_t>(index_.num_prefixes());
+  }
+
   [[nodiscard]] PoolStats stats() const noexcept {
     PoolStats s{};
     s.total_blocks = store_.total();

@@ -50,6 +50,9 @@ class KvEventLog {
     return n;
   }
 
+  /// Number of the newest event; 0 = none yet.
+  [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
+
  private:
   Buffer<KvEvent> ring_;
   std::size_t head_ = 0;

@@ -186,6 +186,8 @@ class PrefixIndex {
   [[nodiscard]] bool has_prefix(PrefixNode node) const noexcept { return at(node.value).id != 0; }
   [[nodiscard]] PrefixId id_of(PrefixNode node) const noexcept { return {at(node.value).id}; }
   [[nodiscard]] std::int64_t num_prefixes() const noexcept { return num_nodes_; }
+  /// A Stored event for each prefix, as far as `out` goes. O(nodes ever used).
+  void snapshot(std::span<KvEvent> out) const noexcept;
   [[nodiscard]] KvEventLog& events() noexcept { return events_; }
 
   /// Between begin_clear() and end_clear() removals are announced as one Cleared event.
@@ -368,10 +370,10 @@ class PrefixIndex {
 
   void announce(KvEventKind kind, PrefixNode node) noexcept {
     if (events_.is_on() && !is_clearing_) [[unlikely]] {
-      push_event(kind, node);
+      events_.push(event_of(kind, node));
     }
   }
-  void push_event(KvEventKind kind, PrefixNode node) noexcept;
+  [[nodiscard]] KvEvent event_of(KvEventKind kind, PrefixNode node) const noexcept;
 
   Buffer<std::int32_t> entries_;    // [num_blocks]: node + 1, or 0, or kWithdrawn
   Buffer<Ring> rings_;              // [num_blocks]

@@ -98,15 +98,16 @@ std::uint64_t PrefixIndex<Hash>::root_key(const PrefixRoot& root,
 }
 
 template <class Hash>
-void PrefixIndex<Hash>::push_event(KvEventKind kind, PrefixNode node) noexcept {
+KvEvent PrefixIndex<Hash>::event_of(KvEventKind kind, PrefixNode node) const noexcept {
+  const Node& n = at(node.value);
   KvEvent event{};
   event.kind = kind;
-  event.prefix = {at(node.value).id};
-  event.parent = {at(node.value).parent_id};
+  event.prefix = {n.id};
+  event.parent = {n.parent_id};
   event.block = block_of(node);
-  const bool is_digest = (at(node).flags & kIsDigest) != 0;
+  const bool is_digest = (n.flags & kIsDigest) != 0;
   event.content_hash = content_hash(content_of(node.value, is_digest), bytes_of(is_digest));
-  events_.push(event);
+  return event;
 }
 
 template <class Hash>
@@ -146,6 +147,17 @@ void PrefixIndex<Hash>::rename(PrefixNode node) noexcept {
   at(node).child = -1;
   at(node).flags &= kIsHashed | kIsDigest | kHasRing;
   announce(KvEventKind::Stored, node);
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::snapshot(std::span<KvEvent> out) const noexcept {
+  std::size_t n = 0;
+  for (std::int32_t i = 0; i < first_unused_ && n < out.size(); ++i) {
+    if (at(i).id != 0) {
+      out[n] = event_of(KvEventKind::Stored, PrefixNode{i});
+      out[n++].sequence = events_.sequence();
+    }
+  }
 }
 
 template <class Hash>
