@@ -20,6 +20,7 @@
 #include <dynbatch/model/step_result.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/core.hpp>
+#include <dynbatch/scheduler/detail/core_abandon.hpp>
 #include <dynbatch/scheduler/detail/core_admit.hpp>
 #include <dynbatch/scheduler/detail/core_beams.hpp>
 #include <dynbatch/scheduler/detail/core_cache.hpp>

@@ -203,8 +203,8 @@ class SchedulerCore {
   [[nodiscard]] bool may_plan(const RowState& r) const noexcept {
     if (r.in_flight == 0) {
       // Where plans may overtake each other, a copy told by another plan has to be done first.
-      return caps_.in_order ||
-             r.copied_in + static_cast<std::uint64_t>(num_in_flight_) < next_plan_;
+      return caps_.in_order || num_in_flight_ == 0 ||
+             r.copied_in < plans_[static_cast<std::size_t>(oldest_)].plan.id.value;
     }
     return caps_.future_tokens && caps_.in_order && !r.sync_decode && !r.is_stale &&
            r.draft_tokens == 0 && r.last_plan != next_plan_;
@@ -233,6 +233,7 @@ class SchedulerCore {
   void finish_chunk(PlanRecord& record, std::int32_t row, Chunk& chunk) noexcept;
   void emit_deltas(PlanRecord& record, std::int32_t row) noexcept;
   void drop_planned_chunks(PlanRecord& record) noexcept;
+  void count_chunks(const PlanRecord& record) noexcept;
   void show_chunks(PlanRecord& record, TimeNs now) noexcept;
   [[nodiscard]] std::int32_t graph_size(std::int32_t rows) const noexcept;
   void seal(PlanRecord& record, std::span<const RankSummary> ranks) noexcept;
@@ -271,6 +272,7 @@ class SchedulerCore {
                   StepFeedback& feedback) noexcept;
   void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged,
                   bool is_spoiled, bool is_fatal, TimeNs now) noexcept;
+  void prune_loads(PlanRecord& record) noexcept;
   void lose_moves(const PlanRecord& record) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
@@ -369,7 +371,7 @@ class SchedulerCore {
   // Who was last found to outrank nobody, and how many had been admitted by then.
   std::uint64_t num_admitted_ = 0;
   std::uint64_t outranks_nobody_since_ = 0;
-  std::uint32_t outranks_nobody_ = kNoSlot;
+  std::uint64_t outranks_nobody_ = 0;  // its drain order: slots are used again
 
   // Rows.
   Buffer<RowState> rows_;

@@ -23,6 +23,7 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
   }
   while (!waiting_.empty() && !budget.preempted) {
     const std::uint32_t slot = waiting_.top();
+    const HeapKey key = waiting_.top_key();  // whom it displaces may stand before it then
     WaitCause cause = WaitCause::None;
     const Admit outcome = try_admit(record, slot, limits, budget, cause);
     if (outcome == Admit::Done) {
@@ -47,7 +48,7 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
         (counts && desk_[slot].bypassed >= policies_.admission.max_bypass())) {
       break;
     }
-    passed_over_.push_back({waiting_.top_key(), slot, counts});
+    passed_over_.push_back({key, slot, counts});
     waiting_.erase(slot);
   }
   for (const PassedOver& passed : passed_over_) {
@@ -83,7 +84,8 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     cause = WaitCause::Budget;
     return Admit::BudgetSpent;
   }
-  for (std::uint8_t i = 0; i < record.num_needs; ++i) {
+  const bool holds_needs = desk_[record.root].running_samples > 0;  // once for all its samples
+  for (std::uint8_t i = 0; i < record.num_needs && !holds_needs; ++i) {
     const ResourceNeed& need = record.needs[i];
     if (need.amount > config_.resource_caps[need.resource] - resource_use_[need.resource]) {
       cause = WaitCause::Resource;
@@ -99,7 +101,7 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   // Cheap answers first: a blocked request must not cost a look-up in every step.
   if (record.waits_row >= 0) {
     const RowState& other = rows_[static_cast<std::size_t>(record.waits_row)];
-    if (other.slot == record.waits_slot && other.phase == RowPhase::Prefill &&
+    if (other.phase == RowPhase::Prefill && desk_[other.slot].order == record.waits_order &&
         other.planned < record.waits_position) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;
@@ -223,6 +225,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     r.table_tokens = static_cast<std::int32_t>(match.num_blocks) * block_size_;
   }
   if (match.num_loaded > 0) {
+    if (plan_record.loads.size() == plan_record.loads.capacity()) {
+      prune_loads(plan_record);
+    }
     plan_record.loads.push_back({Row{row}, r.residence, match.num_tokens - match.num_loaded});
   }
   r.planned = static_cast<std::int32_t>(match.num_tokens);
@@ -267,7 +272,7 @@ bool SchedulerCore<P>::waits_for_prefill(std::uint32_t slot, std::int64_t matche
     const RowState& r = rows_[static_cast<std::size_t>(row)];
     if (r.planned < block_end && r.known >= block_end && desk_[r.slot].cacheable >= block_end &&
         same_content(slot, r.slot, block_end)) {
-      record.waits_slot = r.slot;
+      record.waits_order = desk_[r.slot].order;
       record.waits_row = row;
       record.waits_position = static_cast<std::int32_t>(block_end);
       return true;

@@ -120,6 +120,7 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
     explain_empty();
     return nullptr;
   }
+  count_chunks(record);
   show_chunks(record, now);
   if (is_alone) {
     seal(record, {});

@@ -355,9 +355,10 @@ void SchedulerCore<P>::record_admitted(std::uint32_t slot, std::int64_t known,
 
 template <class P>
 void SchedulerCore<P>::record_preempted(const RowState& r) noexcept {
-  flight_.put(FlightKind::Preempted,
-              FlightPreempted{r.request.value, next_plan_, r.known - r.prompt_end, r.sample,
-                              desk_[r.slot].preemptions, desk_[r.slot].displacements, 0});
+  flight_.put(
+      FlightKind::Preempted,
+      FlightPreempted{r.request.value, next_plan_, r.known - r.prompt_end, r.sample,
+                      desk_[r.slot].preemptions, desk_[desk_[r.slot].root].displacements, 0});
 }
 
 template <class P>

@@ -14,7 +14,7 @@ bool SchedulerCore<P>::may_displace(std::uint32_t slot) const noexcept {
   if constexpr (AdmissionOptions::kHasDisplaces) {
     // A place that is on its way serves the head as well.
     return passed_over_.empty() && num_draining_ == 0 &&
-           !(outranks_nobody_ == slot && outranks_nobody_since_ == num_admitted_);
+           !(outranks_nobody_ == desk_[slot].order && outranks_nobody_since_ == num_admitted_);
   } else {
     static_cast<void>(slot);
     return false;
@@ -38,7 +38,7 @@ void SchedulerCore<P>::displace(PlanRecord& record, std::uint32_t slot, std::int
       }
     }
     if (candidates_.empty()) {
-      outranks_nobody_ = slot;
+      outranks_nobody_ = desk_[slot].order;
       outranks_nobody_since_ = num_admitted_;
       return;
     }
@@ -58,7 +58,7 @@ void SchedulerCore<P>::displace(PlanRecord& record, std::uint32_t slot, std::int
     if (block_size_ > 0 && need > spare + blocks_for(r.table_tokens) + r.held_blocks) {
       return;
     }
-    ++desk_[r.slot].displacements;
+    ++desk_[desk_[r.slot].root].displacements;
     const bool was_preempted = budget.preempted;
     give_way(record, victim, budget);
     budget.preempted = was_preempted;  // it made room for one: that one is to be admitted

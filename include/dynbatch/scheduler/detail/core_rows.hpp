@@ -44,7 +44,7 @@ AdmissionRequest SchedulerCore<P>::admission_view(std::uint32_t slot) const noex
   } else if (record.sample == 0 && !record.is_forked) {
     view.num_sequences = record.num_samples;
   }
-  view.num_displacements = record.displacements;
+  view.num_displacements = desk_[record.root].displacements;
   view.max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_);
   view.key = record.key;
   view.was_admitted = record.was_admitted;

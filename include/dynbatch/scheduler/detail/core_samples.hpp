@@ -51,8 +51,9 @@ void SchedulerCore<P>::take_drafts(const PlanRecord& record, const StepResult& r
   for (std::size_t i = 0; i < record.num_chunks; ++i) {
     const Chunk& chunk = record.chunks[i];
     RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
-    if (chunk.num_samples == 0 || r.epoch != record.undo[i].epoch || r.phase != RowPhase::Decode) {
-      continue;
+    if (chunk.num_samples == 0 || r.epoch != record.undo[i].epoch || r.phase != RowPhase::Decode ||
+        r.in_flight > 0) {
+      continue;  // ended, reset, or its next step is planned already
     }
     const auto s = static_cast<std::size_t>(chunk.first_sample);
     const auto first = static_cast<std::size_t>(result.draft_begin[s]);

@@ -29,6 +29,27 @@ void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
   fork_copies_.clear();
 }
 
+/// Counts what is drafted and what is computed again, once it is certain that it is planned.
+template <class P>
+void SchedulerCore<P>::count_chunks(const PlanRecord& record) noexcept {
+  if (record.plan.num_prefill_chunks == 0 && config_.max_draft_tokens == 0) {
+    return;
+  }
+  std::int64_t drafts = 0;
+  std::int64_t again = 0;
+  for (std::size_t i = 0; i < record.num_chunks; ++i) {
+    const Chunk& chunk = record.chunks[i];
+    if (chunk.kind == ChunkKind::Decode) {
+      drafts += chunk.num_tokens - 1;
+    } else {
+      const RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+      again += max_of(min_of(chunk.context_length, r.recompute_end) - chunk.first_position, 0);
+    }
+  }
+  counters_.draft_tokens.add(static_cast<std::uint64_t>(drafts));
+  counters_.recomputed_tokens.add(static_cast<std::uint64_t>(again));
+}
+
 /// What of a plan may be read before it is sealed.
 template <class P>
 void SchedulerCore<P>::show_chunks(PlanRecord& record, TimeNs now) noexcept {

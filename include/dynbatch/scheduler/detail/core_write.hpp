@@ -181,9 +181,6 @@ std::int32_t SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t ro
   ++record.plan.work.decode_rows;
   record.plan.work.kv_tokens += first + n;
   ++record.plan.num_decode_chunks;
-  if (drafts > 0) {
-    counters_.draft_tokens.add(static_cast<std::uint64_t>(drafts));
-  }
   finish_chunk(record, row, chunk);
   return n;
 }
@@ -249,8 +246,6 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
   record.plan.work.prefill_tokens += num_tokens;
   record.plan.work.attention_pairs =
       saturating_add(record.plan.work.attention_pairs, chunk_attention_pairs(first, num_tokens));
-  counters_.recomputed_tokens.add(
-      static_cast<std::uint64_t>(max_of(min_of(last, r.recompute_end) - first, 0)));
   finish_chunk(record, row, chunk);
 }
 

@@ -57,7 +57,7 @@ struct RequestRecord {
   std::int64_t retry_need =
       0;  ///< Blocks that were missing at the last look; 0 = look again at once.
   std::uint64_t retry_plan = 0;     ///< Look again from this plan on whatever is free.
-  std::uint32_t waits_slot = 0;     ///< Waits until the started prefill of this slot, in
+  std::uint64_t waits_order = 0;    ///< Waits until the started prefill of this drain order, in
   std::int32_t waits_row = -1;      ///< this row (-1 = waits for nobody),
   std::int32_t waits_position = 0;  ///< has planned this position.
   // A request of n samples is n records: the first one's slot stands for the request.
@@ -79,7 +79,7 @@ struct RequestRecord {
   std::int32_t priority = 0;
   std::int32_t preemptions = 0;
   std::int32_t unreported_preemptions = 0;
-  std::int32_t displacements = 0;         ///< Of these, for a better one's place.
+  std::int32_t displacements = 0;         ///< First sample only: places lost to a better one.
   AdmissionKey key{};                     ///< Its rank in the queue, fixed until it comes back.
   std::uint32_t parked_before = kNoSlot;  ///< Neighbours in its quota group's list, while parked.
   std::uint32_t parked_after = kNoSlot;
@@ -192,8 +192,16 @@ class RowList {
   void set_start(std::int32_t index) noexcept { start_ = index; }
 
   void add(std::int32_t row, RowState* states) noexcept {
-    states[row].list_index = end();
-    rows_.push_back(row);
+    std::int32_t index = end();
+    if (rows_.size() < rows_.capacity()) {
+      rows_.push_back(row);
+    } else {  // rows that came and went in this step have left holes
+      do {
+        --index;
+      } while (rows_[static_cast<std::size_t>(index)] >= 0);
+      rows_[static_cast<std::size_t>(index)] = row;
+    }
+    states[row].list_index = index;
     ++live_;
   }
   void remove(const RowState& state) noexcept {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SchedulerCore: plans that will never be committed, and what was to move between tiers with them.
+#include <dynbatch/scheduler/detail/core.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+namespace detail {
+
+/// Forgets the loads of sequences that have lost their row within this step.
+template <class P>
+void SchedulerCore<P>::prune_loads(PlanRecord& record) noexcept {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < record.loads.size(); ++i) {
+    const TierLoad load = record.loads[i];
+    const RowState& r = rows_[static_cast<std::size_t>(load.row.value)];
+    if (r.residence == load.residence && r.phase != RowPhase::Free) {
+      record.loads[kept++] = load;
+    }
+  }
+  record.loads.resize(kept);
+}
+
+/// Moves between tiers that an abandoned plan perhaps did not make: who was to be loaded starts
+/// over.
+template <class P>
+void SchedulerCore<P>::lose_moves(const PlanRecord& record) noexcept {
+  PoolOptions::lose_swaps(policies_.pool, record.swaps.span());
+  for (const TierLoad& load : record.loads) {
+    const RowState& r = rows_[static_cast<std::size_t>(load.row.value)];
+    if (r.residence != load.residence || r.phase == RowPhase::Free) {
+      continue;
+    }
+    policies_.pool.withdraw(load.row, load.first_token);
+    if (r.phase != RowPhase::Draining) {
+      send_back(load.row.value);
+    }
+  }
+}
+
+template <class P>
+Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
+                                 TimeNs host_now) noexcept {
+  std::int32_t first = 0;
+  while (first < num_in_flight_ && &in_flight_plan(first).plan != &plan) {
+    ++first;
+  }
+  if (first == num_in_flight_) {
+    return {Errc::WrongPlan, "plan", static_cast<std::int64_t>(plan.id.value), 0,
+            "this plan is not in flight"};
+  }
+  advance_clock(host_now);
+  if (flight_.is_on()) {
+    flight_.put(FlightKind::Abandon,
+                FlightAbandon{plan.id.value, now_.ns, static_cast<std::uint64_t>(why)});
+  }
+  for (std::int32_t p = num_in_flight_ - 1; p >= first;
+       --p) {  // youngest first: each undoes the one before
+    PlanRecord& record = in_flight_plan(p);
+    for (std::size_t i = record.num_chunks; i > 0; --i) {
+      const Chunk& chunk = record.chunks[i - 1];
+      RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+      const ChunkUndo& undo = record.undo[i - 1];
+      const bool is_valid = r.epoch == undo.epoch;
+      undo_chunk(chunk, undo, true, why == AbandonReason::Lost && p == first,
+                 why == AbandonReason::Lost, why == AbandonReason::Fatal, now_);
+      // The host may not have seen the plan's deltas: they are told again.
+      r.told_blocks = min_of(r.told_blocks, undo.blocks_before);
+      if (is_valid && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
+        r.epoch = undo.epoch;  // the row's older chunks stay valid
+      }
+    }
+    for (const ExpertMove& move : record.moves) {
+      policies_.balancer.fail(move.layer);
+    }
+  }
+  for (std::int32_t p = first; p < num_in_flight_; ++p) {
+    for (const ForkCopy& fork : in_flight_plan(p).forks) {
+      const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
+      if (r.residence == fork.residence &&
+          (r.phase == RowPhase::Decode || r.phase == RowPhase::Prefill)) {
+        send_back(fork.row.value);  // the source may be gone: the sample computes its prompt
+      }
+    }
+  }
+  for (std::int32_t p = first; p < num_in_flight_; ++p) {
+    lose_moves(in_flight_plan(p));
+  }
+  reset_readers();
+  for (std::int32_t p = num_in_flight_ - 1; p >= first; --p) {
+    PlanRecord& record = in_flight_plan(p);
+    drop_told_forks(record);
+    for (std::size_t i = 0; i < record.num_chunks; ++i) {
+      drop_in_flight(record.chunks[i].row.value);
+    }
+  }
+  prune_forks();
+  num_in_flight_ = first;
+  counters_.in_flight.set(static_cast<std::uint64_t>(num_in_flight_));
+  return kOk;
+}
+
+}  // namespace detail
+}  // namespace dynbatch::inline DYNBATCH_ABI
