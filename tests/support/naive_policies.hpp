@@ -110,9 +110,8 @@ inline SeatRef victim(const Setup& setup, const std::vector<SeatRef>& candidates
 
 /// Whether a waiting sequence may take the place of a running one.
 inline bool displaces(const Setup& setup, const Sequence& waiting, const Sequence& running) {
-  return setup.by_priority && setup.displaces &&
-         waiting.query->request().priority < running.query->request().priority &&
-         running.displacements < setup.max_displacements;
+  return setup.displaces && waiting.query->request().priority < running.query->request().priority &&
+         running.query->displacements < setup.max_displacements;
 }
 
 }  // namespace dynbatch::test::naive

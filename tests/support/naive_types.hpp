@@ -44,7 +44,7 @@ struct Setup {
   AdmissionRules rules{};
   bool by_priority = false;
   DurationNs aging = milliseconds(2);
-  bool displaces = false;
+  bool displaces = false;  ///< Only with priorities.
   std::int32_t max_displacements = 3;
 
   [[nodiscard]] std::int64_t kv_limit() const { return std::min(max_context, blocks * block_size); }
@@ -102,9 +102,10 @@ struct Seat {
   std::int64_t fork_blocks = 0;  ///< The same for the samples that will fork off,
   std::int32_t reserved = 0;     ///< and the rows for them.
   std::int64_t next_publish = 0;
-  std::vector<Token> drafts;  ///< Proposals for its next decode.
-  bool comes_back = false;    ///< Draining: waits again afterwards.
-  bool is_reset = false;      ///< Draining because it read what was never written.
+  std::vector<Token> drafts;    ///< Proposals for its next decode.
+  std::uint64_t copied_in = 0;  ///< Plan that tells the copy it begins with.
+  bool comes_back = false;      ///< Draining: waits again afterwards.
+  bool is_reset = false;        ///< Draining because it read what was never written.
 };
 using SeatRef = std::shared_ptr<Seat>;
 
@@ -119,7 +120,6 @@ struct Sequence {
   bool was_admitted = false;
   std::int32_t bypassed = 0;
   std::int32_t preemptions = 0;
-  std::int32_t displacements = 0;
   std::int32_t retries = 0;
   std::int64_t computed_before = 0;  ///< Positions that plans have named.
   SeatRef seat;
@@ -143,7 +143,8 @@ struct Query {
   bool is_taken_in = false;
   bool is_cancelled = false;
   bool saw_cancel = false;  ///< Before it was taken in.
-  bool is_forked = false;   ///< Its samples have gone separate ways.
+  std::int32_t displacements = 0;
+  bool is_forked = false;  ///< Its samples have gone separate ways.
   bool is_over = false;
   bool is_delivered = false;  ///< Its terminal event: the id is free.
   bool is_retired = false;    ///< Its slots are.
@@ -174,10 +175,16 @@ struct Piece {
   [[nodiscard]] std::int64_t end() const { return first + size(); }
 };
 
+/// A block that a fork copies from another seat.
+struct Copy {
+  SeatRef source;
+  SeatRef target;
+};
+
 struct Plan {
   std::uint64_t id = 0;
   std::vector<Piece> pieces;
-  std::vector<SeatRef> forks;  ///< Whose copies it tells the host.
+  std::vector<Copy> copies;  ///< That it tells the host.
   PaddedSize padded{};
 };
 
