@@ -10,6 +10,8 @@ namespace tiny {
 namespace {
 
 constexpr Token kNoToken = -1;
+/// A plan in flight is never older than this many plans, abandoned ones included.
+constexpr std::uint64_t kUndoPlans = 256;
 
 /// The chunks of a micro-batch with their tokens in it: a cut may lie inside a prompt.
 template <class Visit>
@@ -148,7 +150,7 @@ void Engine::move_experts(const StepPlan& plan) {
              "the source slot holds another expert"});
     }
   }
-  while (!replaced_.empty() && replaced_.front().plan.value + kMaxPlansInFlight <= plan.id.value) {
+  while (!replaced_.empty() && replaced_.front().plan.value + kUndoPlans <= plan.id.value) {
     replaced_.pop_front();
   }
   for (std::size_t i = 0; i < moved.size(); ++i) {
