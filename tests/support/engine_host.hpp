@@ -52,7 +52,8 @@ class MixEngine : public tiny::Engine {
 /// What the host knows of a request beyond what plans carry.
 struct HostedRequest {
   std::vector<Token> prompt;
-  bool is_digest = false;  ///< Plans hold zeros where the prompt is.
+  std::int32_t heard_from = -1;  ///< Where another request's outputs begin in it; -1 = nowhere.
+  bool is_digest = false;        ///< Plans hold zeros where the prompt is.
   std::int32_t host_stop_at = -1;
   std::vector<tiny::Alone> alone;  ///< By sample.
 };
@@ -184,7 +185,10 @@ class MixHost {
       coverage.future_tokens += is_future_token(token) ? 1 : 0;
     }
     for (const Chunk& chunk : plan.chunks) {
-      const HostedRequest& request = requests.at(chunk.request.value);
+      HostedRequest& request = requests.at(chunk.request.value);
+      const std::int32_t heard_from = std::exchange(request.heard_from, -1);
+      coverage.outputs_from_cache +=
+          heard_from >= 0 ? std::max(chunk.first_position - heard_from, 0) : 0;
       coverage.cut_prompts +=
           chunk.kind == ChunkKind::Prefill &&
                   chunk.context_length < static_cast<std::int32_t>(request.prompt.size())
@@ -360,7 +364,10 @@ class MixHost {
         fail(chunk, c, *fault, result);
       }
     }
-    result.set_expert_counts(view.expert_counts);
+    if (settings_.counts !=
+        0) {  // without, and without outcomes or drafts, a result is a short one
+      result.set_expert_counts(view.expert_counts);
+    }
     result.set_measured(DurationNs{1'000'000 + 10'000 * plan.num_tokens()});
   }
 

@@ -67,7 +67,10 @@ void put_sizer(Mix& mix, SplitMix64& rng) {
   s.batch = between(rng, 1, 6);
   s.budget = pick(rng, {1, 3, 8, 13, 24, 48});
 }
-void put_splitter(Mix& mix, SplitMix64& rng) { mix.settings.parts = between(rng, 2, 5); }
+void put_splitter(Mix& mix, SplitMix64& rng) {
+  mix.settings.parts = between(rng, 2, 5);
+  mix.settings.whole_chunks = rng.one_in(2) ? 1 : 0;
+}
 void put_order(Mix& mix, SplitMix64& rng) {
   mix.settings.order = between(rng, 1, 6);
   for (R& r : mix.requests) {
@@ -92,15 +95,32 @@ void put_chunking(Mix& mix, SplitMix64& rng) {
 // ---- memory ----
 
 void put_prefixes(Mix& mix, SplitMix64& rng) {
-  mix.settings.caching = 1;
+  mix.settings.caching = rng.one_in(6) ? 0 : 1;
   for (R& r : mix.requests) {
     r.family = between(rng, 0, 1);
     r.shared = rng.one_in(4) ? r.length : between(rng, 0, r.length);
   }
-  if (rng.one_in(3)) {  // all at once: some wait for what others compute, or read it in their step
+  if (rng.one_in(2)) {  // all at once: some wait for what others compute, or read it in their step
     for (R& r : mix.requests) {
       r.arrival /= 8;
       r.shared = std::max(r.shared, r.length - 2);
+    }
+  }
+}
+/// Prompts that hold what others have said, or are still saying.
+void put_turns(Mix& mix, SplitMix64& rng) {
+  for (std::size_t i = 1; i < mix.requests.size(); ++i) {
+    if (rng.one_in(2)) {
+      const R& before =
+          mix.requests[static_cast<std::size_t>(between(rng, 0, static_cast<std::int32_t>(i) - 1))];
+      R& r = mix.requests[i];
+      r.follows = before.key;
+      r.heard = rng.one_in(2) ? before.outputs : between(rng, 0, before.outputs);
+      r.length = between(rng, 1, 6);
+      r.arrival = before.arrival + between(rng, 0, 25);
+      r.temperature = before.temperature;
+      r.adapter = before.adapter;
+      r.salt = before.salt;
     }
   }
 }
@@ -109,13 +129,14 @@ void put_pressure(Mix& mix, SplitMix64& rng) {
   std::int32_t largest = 0;
   for (R& r : mix.requests) {
     r.outputs += rng.one_in(3) ? between(rng, 4, 20) : 0;
-    largest = std::max(largest, r.length + r.outputs);
+    const std::int32_t heard = r.follows != 0 ? 2 * r.heard + 24 : 0;  // about
+    largest = std::max(largest, heard + r.length + r.outputs);
   }
   mix.settings.blocks = largest / mix.settings.block_size + between(rng, 1, 7);
 }
 void put_blocks(Mix& mix, SplitMix64& rng) {
   const std::int32_t tokens = mix.settings.blocks * mix.settings.block_size;
-  mix.settings.block_size = pick(rng, {1, 2, 3, 8, 16});
+  mix.settings.block_size = pick(rng, {1, 1, 2, 2, 3, 8, 16});
   mix.settings.blocks = tokens / mix.settings.block_size + 1;
 }
 void put_scopes(Mix& mix, SplitMix64& rng) {
@@ -128,6 +149,7 @@ void put_digests(Mix& mix, SplitMix64& rng) {
   to_some(mix, rng, 2, [&](R& r) { r.digest_blocks = between(rng, 1, 2); });
 }
 void put_attention(Mix& mix, SplitMix64&) { mix.settings.attention = 1; }
+void put_counts(Mix& mix, SplitMix64&) { mix.settings.counts = 1; }
 
 // ---- the host ----
 
@@ -228,23 +250,25 @@ using enum IncidentKind;
 
 constexpr Ingredient kIngredients[] = {
     {"sizer", 1, put_sizer, reset_settings<&S::sizer, &S::batch, &S::budget>},
-    {"splitter", 2, put_splitter, reset_settings<&S::parts>},
+    {"splitter", 2, put_splitter, reset_settings<&S::parts, &S::whole_chunks>},
     {"order", 2, put_order, reset_settings<&S::order>},
     {"rules", 2, put_rules, reset_settings<&S::compose, &S::reserve, &S::watermark, &S::bypass>},
     {"chunking", 3, put_chunking, reset_settings<&S::whole_prompts, &S::max_chunk, &S::chunk_unit>},
     {"lengths", 4, put_lengths, reset_requests<&R::open_ended>},
     {"prefixes", 1, put_prefixes, reset_settings<&S::caching>},
-    {"pressure", 2, put_pressure, reset_settings<&S::blocks>},
-    {"blocks", 3, put_blocks, reset_settings<&S::block_size>},
     {"scopes", 3, put_scopes, reset_requests<&R::adapter, &R::salt>},
+    {"sampling", 1, put_sampling, reset_requests<&R::temperature>},
+    {"turns", 2, put_turns, reset_requests<&R::follows, &R::heard>},
+    {"pressure", 2, put_pressure, reset_settings<&S::blocks>},
+    {"blocks", 2, put_blocks, reset_settings<&S::block_size>},
     {"digests", 5, put_digests, reset_requests<&R::digest_blocks>},
     {"attention", 3, put_attention, reset_settings<&S::attention>},
+    {"counts", 3, put_counts, reset_settings<&S::counts>},
     {"pipeline", 2, put_pipeline, reset_settings<&S::plans, &S::future, &S::unordered, &S::timing>},
     {"ranks", 8, put_ranks, reset_settings<&S::ranks>},
     {"host", 2, put_host, reset_settings<&S::rows, &S::max_tokens, &S::poll_every>},
     {"drafts", 3, put_drafts, reset_settings<&S::drafts>},
     {"moves", 5, put_moves, reset_settings<&S::moves>},
-    {"sampling", 1, put_sampling, reset_requests<&R::temperature>},
     {"samples", 3, put_samples, reset_requests<&R::samples>},
     {"stops", 3, put_stops, reset_requests<&R::stop_at, &R::min_outputs, &R::host_stop_at>},
     {"flags", 3, put_flags,
@@ -275,19 +299,34 @@ struct SettingsField {
   std::int32_t S::* member;
 };
 constexpr SettingsField kSettings[] = {
-    {"sizer", &S::sizer},           {"batch", &S::batch},
-    {"budget", &S::budget},         {"parts", &S::parts},
-    {"order", &S::order},           {"compose", &S::compose},
-    {"reserve", &S::reserve},       {"watermark", &S::watermark},
-    {"bypass", &S::bypass},         {"max_chunk", &S::max_chunk},
-    {"chunk_unit", &S::chunk_unit}, {"whole_prompts", &S::whole_prompts},
-    {"caching", &S::caching},       {"blocks", &S::blocks},
-    {"block_size", &S::block_size}, {"rows", &S::rows},
-    {"max_tokens", &S::max_tokens}, {"attention", &S::attention},
-    {"drafts", &S::drafts},         {"plans", &S::plans},
-    {"future", &S::future},         {"unordered", &S::unordered},
-    {"ranks", &S::ranks},           {"retries", &S::retries},
-    {"poll_every", &S::poll_every}, {"moves", &S::moves},
+    {"sizer", &S::sizer},
+    {"batch", &S::batch},
+    {"budget", &S::budget},
+    {"parts", &S::parts},
+    {"whole_chunks", &S::whole_chunks},
+    {"order", &S::order},
+    {"compose", &S::compose},
+    {"reserve", &S::reserve},
+    {"watermark", &S::watermark},
+    {"bypass", &S::bypass},
+    {"max_chunk", &S::max_chunk},
+    {"chunk_unit", &S::chunk_unit},
+    {"whole_prompts", &S::whole_prompts},
+    {"caching", &S::caching},
+    {"blocks", &S::blocks},
+    {"block_size", &S::block_size},
+    {"rows", &S::rows},
+    {"max_tokens", &S::max_tokens},
+    {"attention", &S::attention},
+    {"counts", &S::counts},
+    {"drafts", &S::drafts},
+    {"plans", &S::plans},
+    {"future", &S::future},
+    {"unordered", &S::unordered},
+    {"ranks", &S::ranks},
+    {"retries", &S::retries},
+    {"poll_every", &S::poll_every},
+    {"moves", &S::moves},
     {"timing", &S::timing},
 };
 
@@ -299,6 +338,8 @@ constexpr RequestField kRequestFields[] = {
     {"arrival", &R::arrival},
     {"family", &R::family},
     {"shared", &R::shared},
+    {"follows", &R::follows},
+    {"heard", &R::heard},
     {"length", &R::length},
     {"outputs", &R::outputs},
     {"min_outputs", &R::min_outputs},

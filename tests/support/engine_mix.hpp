@@ -20,7 +20,9 @@ struct MixRequest {
   std::int32_t arrival = 0;  ///< Step before which it is submitted.
   std::int32_t family = 0;   ///< Whose tokens its prompt begins with,
   std::int32_t shared = 0;   ///< and for how long.
-  std::int32_t length = 1;
+  std::int32_t follows = 0;  ///< Key of an earlier request: the prompt begins with its prompt
+  std::int32_t heard = 0;    ///< and so many of its outputs, as the next turn of a talk does.
+  std::int32_t length = 1;   ///< Without what it follows.
   std::int32_t outputs = 1;  ///< max_new_tokens.
   std::int32_t min_outputs = 0;
   std::int32_t stop_at = -1;       ///< Its stop token is what its first sample says there.
@@ -62,18 +64,21 @@ enum class IncidentKind : std::uint8_t {
 struct Incident {
   IncidentKind kind = IncidentKind::NotRun;
   std::int32_t step = 0;
-  std::int32_t which = 0;  ///< Modulo the number of chunks or plans there are, or as above.
-  std::int32_t length = 1;
+  std::int32_t which = 0;    ///< Modulo the number of chunks or plans there are, or as above.
+  std::int32_t follows = 0;  ///< Key of an earlier request: the prompt begins with its prompt
+  std::int32_t heard = 0;    ///< and so many of its outputs, as the next turn of a talk does.
+  std::int32_t length = 1;   ///< Without what it follows.
   friend bool operator==(const Incident&, const Incident&) = default;
 };
 
 /// Policies and host; the zeros are the plainest choices.
 struct MixSettings {
-  std::int32_t sizer = 0;    ///< 0 unbounded, 1 static, 2 token budget, 3 dynamic.
-  std::int32_t batch = 4;    ///< Sequences of the static one.
-  std::int32_t budget = 24;  ///< Tokens of the token budget.
-  std::int32_t parts = 1;    ///< Micro-batches; 1 = NoSplit, else EqualTokens.
-  std::int32_t order = 0;    ///< 0 Fcfs, 1 PriorityAging, 2 the same with displacement,
+  std::int32_t sizer = 0;         ///< 0 unbounded, 1 static, 2 token budget, 3 dynamic.
+  std::int32_t batch = 4;         ///< Sequences of the static one.
+  std::int32_t budget = 24;       ///< Tokens of the token budget.
+  std::int32_t parts = 1;         ///< Micro-batches; 1 = NoSplit, else EqualTokens.
+  std::int32_t whole_chunks = 0;  ///< Micro-batches are cut between chunks only.
+  std::int32_t order = 0;         ///< 0 Fcfs, 1 PriorityAging, 2 the same with displacement,
                            ///< 3 EarliestDeadline, 4 ShortestFirst, 5 FairShare, 6 PrefixAffinity.
   std::int32_t compose = 0;  ///< AdmissionRules::Compose.
   std::int32_t reserve = 0;  ///< AdmissionRules::Reserve.
@@ -88,6 +93,7 @@ struct MixSettings {
   std::int32_t rows = 8;
   std::int32_t max_tokens = 256;
   std::int32_t attention = 0;  ///< 0 grouped-query, 1 latent.
+  std::int32_t counts = 0;     ///< Results carry expert counts.
   std::int32_t drafts = 0;     ///< 0 none, 1 n-grams, 2 an oracle that errs.
   std::int32_t plans = 1;      ///< In flight; 1 = run_step().
   std::int32_t future = 0;     ///< Future tokens.

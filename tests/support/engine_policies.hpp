@@ -140,7 +140,7 @@ class MixPolicies {
       : static_({.batch = s.batch}),
         budget_({.budget = s.budget}),
         dynamic_(dynamic_config()),
-        equal_({.parts = std::max(s.parts, 2), .min_tokens = 2}),
+        equal_({.parts = std::max(s.parts, 2), .min_tokens = 2, .cut_inside = s.whole_chunks == 0}),
         fcfs_(rules(s)),
         priority_({.rules = rules(s), .aging = milliseconds(2), .displace = s.order == 2}),
         deadline_({.rules = rules(s), .default_due = milliseconds(30)}),

@@ -177,8 +177,30 @@ class EngineRun {
     return static_cast<std::uint64_t>(r.key);
   }
 
+  [[nodiscard]] tiny::Sampling sampling_of(const MixRequest& r) const {
+    return {static_cast<std::uint32_t>(combine64(mix_.seed, id_of(r))),
+            static_cast<std::uint16_t>(r.temperature), static_cast<std::uint16_t>(r.adapter)};
+  }
+
+  /// The earlier request that this one follows, if it is in the mix.
+  [[nodiscard]] const MixRequest* before(const MixRequest& r) const {
+    for (const MixRequest& other : mix_.requests) {
+      if (other.key == r.follows && other.key < r.key) {
+        return &other;
+      }
+    }
+    return nullptr;
+  }
+
   std::vector<Token> prompt_of(const MixRequest& r) const {
     std::vector<Token> out;
+    if (const MixRequest* const other = before(r)) {
+      out = prompt_of(*other);
+      tiny::Alone alone(model_, out, sampling_of(*other), 0);
+      for (std::int32_t i = 0; i < r.heard; ++i) {
+        out.push_back(alone.output(static_cast<std::size_t>(i)));
+      }
+    }
     const std::uint64_t family = combine64(mix_.seed, 1000U + static_cast<std::uint64_t>(r.family));
     const std::uint64_t own = combine64(mix_.seed, id_of(r));
     for (std::int32_t i = 0; i < std::max(r.length, 1); ++i) {
@@ -208,9 +230,10 @@ class EngineRun {
     hosted.prompt = prompt_of(r);
     hosted.is_digest = r.digest_blocks > 0;
     hosted.host_stop_at = r.host_stop_at;
-    const tiny::Sampling sampling{static_cast<std::uint32_t>(combine64(mix_.seed, id_of(r))),
-                                  static_cast<std::uint16_t>(r.temperature),
-                                  static_cast<std::uint16_t>(r.adapter)};
+    if (const MixRequest* const other = before(r)) {
+      hosted.heard_from = static_cast<std::int32_t>(prompt_of(*other).size());
+    }
+    const tiny::Sampling sampling = sampling_of(r);
     const std::int32_t samples = std::max(r.samples, 1);
     for (std::int32_t s = 0; s < samples; ++s) {
       hosted.alone.emplace_back(model_, hosted.prompt, sampling, s);
@@ -409,6 +432,7 @@ class EngineRun {
       if (!plan->is_sealed) {
         seal(*plan);
       }
+      check_overlap(*plan);
       StepResultBuffer* free = nullptr;
       for (StepResultBuffer& buffer : buffers_) {
         if (std::none_of(in_flight_.begin(), in_flight_.end(),
@@ -445,6 +469,21 @@ class EngineRun {
     }
     if (!in_flight_.empty()) {  // else it threw
       commit_oldest();
+    }
+  }
+
+  /// Who must see each token before the next, stands in one plan at a time.
+  void check_overlap(const StepPlan& plan) {
+    for (const Chunk& chunk : plan.chunks) {
+      const bool may_overlap =
+          mix_.settings.future != 0 && records_.at(chunk.request.value).request->sync_decode == 0;
+      for (const InFlight& f : in_flight_) {
+        for (const Chunk& other : f.plan->chunks) {
+          if (other.sequence == chunk.sequence && !may_overlap) {
+            fail("request " + std::to_string(chunk.request.value) + " stands in two plans");
+          }
+        }
+      }
     }
   }
 
@@ -711,6 +750,7 @@ constexpr CoverageField kCoverage[] = {
     {"cut prompts", &C::cut_prompts},
     {"preemptions", &C::preemptions},
     {"tokens from the cache", &C::hit_tokens},
+    {"outputs from the cache", &C::outputs_from_cache},
     {"copies", &C::copies},
     {"future tokens", &C::future_tokens},
     {"drafts accepted", &C::drafts_accepted},

@@ -59,6 +59,7 @@ struct MixCoverage {
   std::int64_t cut_prompts = 0;
   std::int64_t preemptions = 0;
   std::int64_t hit_tokens = 0;
+  std::int64_t outputs_from_cache = 0;  ///< Read by a request that follows another one.
   std::int64_t copies = 0;
   std::int64_t future_tokens = 0;
   std::int64_t drafts_accepted = 0;
