@@ -34,6 +34,11 @@ void Alone::run(std::size_t position, std::vector<float>& hidden) {
 }
 
 void Alone::append_next() {
+  if (tokens_.size() > static_cast<std::size_t>(model_->config().max_positions)) {
+    dynbatch::raise({dynbatch::Errc::InvalidArgument, "position",
+                     static_cast<std::int64_t>(tokens_.size()), model_->config().max_positions,
+                     "the model knows no further positions"});
+  }
   std::vector<float> hidden(static_cast<std::size_t>(model_->config().width));
   std::vector<float> logits(static_cast<std::size_t>(model_->config().vocab));
   for (std::size_t p = kv_[0].size() / model_->kv_floats(); p < tokens_.size(); ++p) {

@@ -78,8 +78,9 @@ class Model {
 
   // A token on its way through the model. `hidden` is its residual stream, [width].
   void embed(Token token, float* hidden) const;
-  /// Its query, and what it leaves in the KV cache. `kv` depends on the tokens up to this one, the
-  /// position and the adapter, and on nothing else: that is why prefixes can be shared.
+  /// Its query, and what it leaves in the KV cache, at a position below max_positions. `kv` depends
+  /// on the tokens up to this one, the position and the adapter, and on nothing else: that is why
+  /// prefixes can be shared.
   void project(std::int32_t layer, const float* hidden, std::int32_t position, std::int32_t adapter,
                float* query, float* kv) const;
   /// Adds what the query finds among `context`, the KV of positions 0 to its own.

@@ -37,7 +37,7 @@ const tiny::Model& model(std::int32_t attention) {
     config.latent_dim = 8;
     config.rope_dim = 4;
     config.expert_width = 8;
-    config.max_positions = kMixContext;
+    config.max_positions = 1024;  // prompts that are refused and drafts may lead far
     return tiny::Model(config);
   };
   static const tiny::Model kGrouped = make(tiny::Attention::GroupedQuery);

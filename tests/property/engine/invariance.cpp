@@ -4,7 +4,7 @@
 /// hosts and mishaps on the tiny engine; every token is compared with the request's own run alone.
 ///   DYNBATCH_INVARIANCE_MIXES=n   runs n mixes and prints what they reached
 ///   DYNBATCH_SEED=s               begins with seed s; alone, runs that one only
-///   DYNBATCH_LONG=1               runs 100,000
+///   DYNBATCH_LONG=1               runs 100,000 (20,000 without optimisation, or with sanitizers)
 #include "engine_run.hpp"
 
 #include <catch2/catch.hpp>
@@ -22,13 +22,21 @@ namespace {
 #define DYNBATCH_TEST_IS_SLOW 1
 #endif
 #endif
-#if !defined(__OPTIMIZE__)
+#if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
 #define DYNBATCH_TEST_IS_SLOW 1
+#endif
+
+#if defined(DYNBATCH_TEST_IS_SLOW)
+constexpr std::uint64_t kUsual = 2'000;
+constexpr std::uint64_t kLong = 20'000;
+#else
+constexpr std::uint64_t kUsual = 4'000;
+constexpr std::uint64_t kLong = 100'000;
 #endif
 
 struct Range {
   std::uint64_t first = 1;
-  std::uint64_t count = 2000;
+  std::uint64_t count = kUsual;
   bool is_asked_for = false;
 };
 
@@ -36,11 +44,6 @@ Range range() {
   Range out;
   const char* const mixes = std::getenv("DYNBATCH_INVARIANCE_MIXES");
   const char* const seed = std::getenv("DYNBATCH_SEED");
-#if defined(DYNBATCH_TEST_IS_SLOW)
-  constexpr std::uint64_t kLong = 20'000;
-#else
-  constexpr std::uint64_t kLong = 100'000;
-#endif
   if (seed != nullptr) {
     out.first = std::strtoull(seed, nullptr, 10);
   }
@@ -89,8 +92,9 @@ TEST_CASE("Tokens do not depend on the schedule") {
     if (seeds.is_asked_for) {
       std::printf("%12lld %s\n", static_cast<long long>(reached.*field.member), field.name);
     }
-    // What was never reached is not tested.
-    CHECK((seeds.count < 500 || reached.*field.member > 10));
+    // What was hardly reached is not tested.
+    CHECK((seeds.count < 1000 ||
+           reached.*field.member > static_cast<std::int64_t>(seeds.count / 50)));
   }
 }
 
