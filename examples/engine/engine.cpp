@@ -124,16 +124,18 @@ void Engine::update_tables(const StepPlan& plan) {
 /// Before anything of this plan is written: what is copied or saved was written by older plans.
 void Engine::move_blocks(const StepPlan& plan) {
   const GroupPlan& group = plan.groups[0];
-  for (const BlockCopy& copy : group.copies) {
-    kv_.copy(copy);
-  }
-  for (const bool to_host : {true, false}) {
+  const auto swap_all = [&](bool to_host) {
     for (const BlockSwap& swap : group.swaps) {
       if (swap.to_host == to_host) {
         kv_.swap(swap);
       }
     }
+  };
+  swap_all(true);
+  for (const BlockCopy& copy : group.copies) {
+    kv_.copy(copy);
   }
+  swap_all(false);
   for (const BlockId block : group.zeroes) {
     kv_.zero(block);
   }

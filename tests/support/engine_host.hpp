@@ -122,6 +122,13 @@ class MixHost {
         engine_.kv().copy(copy);
       }
     }
+    if (planted_ == Planted::LateSave) {
+      for (const BlockSwap& swap : plan.groups[0].swaps) {
+        if (swap.to_host) {
+          engine_.kv().swap(swap);
+        }
+      }
+    }
     if (orders.throws) {
       ++coverage.throws;
       throw std::runtime_error("the device is gone");
@@ -180,6 +187,9 @@ class MixHost {
     ++coverage.plans;
     coverage.split_plans += plan.micro_batches.size() > 1 ? 1 : 0;
     coverage.copies += static_cast<std::int64_t>(plan.groups[0].copies.size());
+    for (const BlockSwap& swap : plan.groups[0].swaps) {
+      coverage.blocks_loaded += swap.to_host ? 0 : 1;
+    }
     coverage.expert_moves += static_cast<std::int64_t>(plan.expert_moves.size());
     for (const Token token : plan.tokens) {
       coverage.future_tokens += is_future_token(token) ? 1 : 0;
@@ -291,6 +301,16 @@ class MixHost {
           --copy.num_tokens;
         }
         group_.copies = copies_;
+        break;
+      case Planted::LoadLeftOut:
+      case Planted::LateSave:
+        swaps_.clear();
+        for (const BlockSwap& swap : group_.swaps) {
+          if (swap.to_host == (planted_ == Planted::LoadLeftOut)) {
+            swaps_.push_back(swap);
+          }
+        }
+        group_.swaps = swaps_;
         break;
       case Planted::ReaderBeforeWriter:
         if (cuts_a_chunk(plan)) {
@@ -425,6 +445,7 @@ class MixHost {
   std::vector<Token> tokens_;
   std::vector<BlockDelta> deltas_;
   std::vector<TokenSlot> slots_;
+  std::vector<BlockSwap> swaps_;
   std::vector<BlockCopy> copies_;
   std::vector<MicroBatch> parts_;
   std::vector<Chunk> chunks_;

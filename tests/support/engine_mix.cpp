@@ -139,6 +139,12 @@ void put_blocks(Mix& mix, SplitMix64& rng) {
   mix.settings.block_size = pick(rng, {1, 1, 2, 2, 3, 8, 16});
   mix.settings.blocks = tokens / mix.settings.block_size + 1;
 }
+void put_evictions(Mix& mix, SplitMix64& rng) { mix.settings.eviction = between(rng, 1, 6); }
+/// A device too small for what it has seen, and host memory that remembers more, or hardly any.
+void put_host_memory(Mix& mix, SplitMix64& rng) {
+  mix.settings.host_blocks = pick(rng, {2, 10, 40, 200});
+  mix.settings.min_load = pick(rng, {1, 1, 2, 4});
+}
 void put_scopes(Mix& mix, SplitMix64& rng) {
   to_some(mix, rng, 2, [&](R& r) {
     r.adapter = between(rng, 0, 2);
@@ -176,9 +182,6 @@ void put_sampling(Mix& mix, SplitMix64& rng) {
   to_some(mix, rng, 2, [&](R& r) { r.temperature = pick(rng, {40, 80, 120}); });
 }
 void put_samples(Mix& mix, SplitMix64& rng) {
-  if (mix.settings.unordered != 0) {
-    return;  // the copies of forks may be overtaken there: known_errors.cpp
-  }
   to_some(mix, rng, 2, [&](R& r) {
     r.samples = between(rng, 2, 4);
     r.temperature = rng.one_in(5) ? 0 : 100;
@@ -261,6 +264,8 @@ constexpr Ingredient kIngredients[] = {
     {"turns", 2, put_turns, reset_requests<&R::follows, &R::heard>},
     {"pressure", 2, put_pressure, reset_settings<&S::blocks>},
     {"blocks", 2, put_blocks, reset_settings<&S::block_size>},
+    {"evictions", 3, put_evictions, reset_settings<&S::eviction>},
+    {"host memory", 3, put_host_memory, reset_settings<&S::host_blocks, &S::min_load>},
     {"digests", 5, put_digests, reset_requests<&R::digest_blocks>},
     {"attention", 3, put_attention, reset_settings<&S::attention>},
     {"counts", 3, put_counts, reset_settings<&S::counts>},
@@ -313,6 +318,9 @@ constexpr SettingsField kSettings[] = {
     {"chunk_unit", &S::chunk_unit},
     {"whole_prompts", &S::whole_prompts},
     {"caching", &S::caching},
+    {"eviction", &S::eviction},
+    {"host_blocks", &S::host_blocks},
+    {"min_load", &S::min_load},
     {"blocks", &S::blocks},
     {"block_size", &S::block_size},
     {"rows", &S::rows},

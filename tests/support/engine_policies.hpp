@@ -15,7 +15,15 @@
 #include <dynbatch/batch/token_budget_sizer.hpp>
 #include <dynbatch/batch/unbounded_sizer.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
+#include <dynbatch/kv/adaptive_lru.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/cost_aware.hpp>
+#include <dynbatch/kv/lfu.hpp>
+#include <dynbatch/kv/lru.hpp>
+#include <dynbatch/kv/priority_duration.hpp>
+#include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/tiered_pool.hpp>
+#include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
 
@@ -150,11 +158,20 @@ class MixPolicies {
         pool_(pool_config(s)),
         pending_pool_(pool_config(s)),
         scope_pool_(pool_config(s)),
+        slru_pool_(pool_config<BlockPool<Slru>>(s)),
+        lfu_pool_(pool_config<BlockPool<Lfu>>(s)),
+        cost_pool_(pool_config<BlockPool<CostAware>>(s)),
+        adaptive_pool_(pool_config<BlockPool<AdaptiveLru>>(s)),
+        priority_pool_(pool_config<BlockPool<PriorityDuration>>(s)),
+        ttl_pool_(pool_config<BlockPool<Ttl<Lru>>>(s)),
+        tiered_pool_({.pool = pool_config(s),
+                      .num_host_blocks = std::max(s.host_blocks, 1),
+                      .min_load_blocks = s.min_load}),
         sizer{choose_sizer(s)},
         splitter(s.parts > 1 ? AnyMicroBatchSplitter(equal_) : AnyMicroBatchSplitter(no_split_)),
         pool(planted == Planted::PendingKept    ? AnyKVCachePool(pending_pool_)
              : planted == Planted::ScopeDropped ? AnyKVCachePool(scope_pool_)
-                                                : AnyKVCachePool(pool_)),
+                                                : choose_pool(s)),
         admission(choose_admission(s)) {
     balancer.one_in = s.moves;
     balancer.slots.resize(static_cast<std::size_t>(num_layers));
@@ -194,13 +211,24 @@ class MixPolicies {
     out.expected_outputs = 10;
     return out;
   }
-  static BlockPool<>::Config pool_config(const MixSettings& s) {
+  template <class Pool = BlockPool<>>
+  static typename Pool::Config pool_config(const MixSettings& s) {
     return {.num_blocks = s.blocks, .block_size = s.block_size, .prefix_caching = s.caching != 0};
   }
   AnyBatchSizer choose_sizer(const MixSettings& s) {
     const AnyBatchSizer all[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(static_),
                                  AnyBatchSizer(budget_), AnyBatchSizer(dynamic_)};
     return all[s.sizer];
+  }
+  AnyKVCachePool choose_pool(const MixSettings& s) {
+    if (s.host_blocks > 0 && s.caching != 0 && s.unordered == 0) {
+      return AnyKVCachePool(tiered_pool_);
+    }
+    const AnyKVCachePool all[] = {AnyKVCachePool(pool_),          AnyKVCachePool(slru_pool_),
+                                  AnyKVCachePool(lfu_pool_),      AnyKVCachePool(cost_pool_),
+                                  AnyKVCachePool(adaptive_pool_), AnyKVCachePool(priority_pool_),
+                                  AnyKVCachePool(ttl_pool_)};
+    return all[s.eviction];
   }
   AnyAdmission choose_admission(const MixSettings& s) {
     const AnyAdmission all[] = {AnyAdmission(fcfs_),     AnyAdmission(priority_),
@@ -225,6 +253,13 @@ class MixPolicies {
   BlockPool<> pool_;
   PoolThatKeepsPending pending_pool_;
   PoolWithoutScopes scope_pool_;
+  BlockPool<Slru> slru_pool_;
+  BlockPool<Lfu> lfu_pool_;
+  BlockPool<CostAware> cost_pool_;
+  BlockPool<AdaptiveLru> adaptive_pool_;
+  BlockPool<PriorityDuration> priority_pool_;
+  BlockPool<Ttl<Lru>> ttl_pool_;
+  TieredPool<> tiered_pool_;
 
  public:
   LimitedSizer sizer;
