@@ -103,6 +103,17 @@ TEST_CASE("The naive scheduler predicts the prefix cache") {
   CHECK(compare_all("prefix cache", mix, sequences(150)).prefix_hit_tokens > 1000);
 }
 
+TEST_CASE("The naive scheduler predicts what it once found to be wrong") {
+  Mix mix;
+  mix.has_faults = true;
+  mix.plans = 8;
+  mix.has_drafts = true;
+  mix.has_samples = true;
+  mix.has_caching = true;
+  mix.has_known_faults = true;
+  compare_all("all", mix, sequences(150));
+}
+
 // ---- found by the comparison --------------------------------------------------------------------
 
 namespace {
@@ -167,7 +178,7 @@ void poll_twice(Scheduler& s) {
 
 }  // namespace
 
-TEST_CASE("Whoever displaces and still does not fit keeps its own rank", "[.]") {
+TEST_CASE("Whoever displaces and still does not fit keeps its own rank") {
   AdmissionRules rules;
   rules.reserve = AdmissionRules::Reserve::FirstChunk;
   rules.split_prompts = false;
@@ -191,7 +202,7 @@ TEST_CASE("Whoever displaces and still does not fit keeps its own rank", "[.]") 
   CHECK(plan->chunks[1].request == RequestId{3});
 }
 
-TEST_CASE("A request in the slot of another is asked anew whom it outranks", "[.]") {
+TEST_CASE("A request in the slot of another is asked anew whom it outranks") {
   FoundOptions o;
   o.rows = 1;
   auto s = make_found(o, by_priority({}, kUnbounded));
@@ -206,7 +217,7 @@ TEST_CASE("A request in the slot of another is asked anew whom it outranks", "[.
   CHECK(run_one(s) == Scheduled{{3, 4}});
 }
 
-TEST_CASE("Places may change hands any number of times in one step", "[.]") {
+TEST_CASE("Places may change hands any number of times in one step") {
   // Ends the process where a list of rows overflows. 2 to 4 read the same prompt; when 2 loses its
   // place, its readers lose theirs, and all come back at once to outrank it again.
   FoundOptions o;
@@ -229,7 +240,7 @@ TEST_CASE("Places may change hands any number of times in one step", "[.]") {
   CHECK(run_out(s, TimeNs{100}) > 0);
 }
 
-TEST_CASE("A request loses its place so often, whichever of its samples it is", "[.]") {
+TEST_CASE("A request loses its place so often, whichever of its samples it is") {
   FoundOptions o;
   o.rows = 2;
   auto s = make_found(
@@ -248,7 +259,7 @@ TEST_CASE("A request loses its place so often, whichever of its samples it is", 
   CHECK(s.stats().preemptions == 1);
 }
 
-TEST_CASE("What leaves a plan before it is handed out is not counted as planned", "[.]") {
+TEST_CASE("What leaves a plan before it is handed out is not counted as planned") {
   FoundOptions o;
   o.rows = 1;
   o.drafts = 3;
@@ -264,7 +275,7 @@ TEST_CASE("What leaves a plan before it is handed out is not counted as planned"
   CHECK(s.stats().draft_tokens == 0);
 }
 
-TEST_CASE("Drafts for a step that is planned already are dropped", "[.]") {
+TEST_CASE("Drafts for a step that is planned already are dropped") {
   FoundOptions o;
   o.plans = 2;
   o.drafts = 3;
@@ -284,7 +295,7 @@ TEST_CASE("Drafts for a step that is planned already are dropped", "[.]") {
   CHECK(third->chunks[0].num_tokens == 1);
 }
 
-TEST_CASE("A sample that comes back shares what its request holds", "[.]") {
+TEST_CASE("A sample that comes back shares what its request holds") {
   FoundOptions o;
   auto s = make_found(o, FcfsAdmission{});
   SmallRequest r(1, 5, 9);
@@ -299,7 +310,7 @@ TEST_CASE("A sample that comes back shares what its request holds", "[.]") {
   CHECK(run_one(s) == Scheduled{{1, 1 + 6}});
 }
 
-TEST_CASE("Who waits for a prompt does not wait for another one in its row", "[.]") {
+TEST_CASE("Who waits for a prompt does not wait for another one in its row") {
   AdmissionRules rules;
   rules.max_chunk_tokens = 16;
   FoundOptions o;
@@ -321,7 +332,7 @@ TEST_CASE("Who waits for a prompt does not wait for another one in its row", "[.
   CHECK(run_one(s) == Scheduled{{2, 16}, {3, 16}});
 }
 
-TEST_CASE("Where plans may overtake each other a fork waits for its own copy", "[.]") {
+TEST_CASE("Where plans may overtake each other a fork waits for its own copy") {
   FoundOptions o;
   o.budget = 2;
   o.rows = 5;
@@ -344,15 +355,4 @@ TEST_CASE("Where plans may overtake each other a fork waits for its own copy", "
   CHECK(tokens_of(other) == Scheduled{{3, 1}});
   REQUIRE(s.abandon(*other, AbandonReason::NotRun, TimeNs{}));
   CHECK(tokens_of(s.plan(TimeNs{})) == Scheduled{{3, 1}});  // `copying` may still run later
-}
-
-TEST_CASE("The naive scheduler predicts also what is known to be wrong", "[.]") {
-  Mix mix;
-  mix.has_faults = true;
-  mix.plans = 8;
-  mix.has_drafts = true;
-  mix.has_samples = true;
-  mix.has_caching = true;
-  mix.has_known_faults = true;
-  compare_all("all", mix, sequences(1000));
 }
