@@ -94,6 +94,21 @@ void Engine::execute(const StepPlan& plan, StepResultBuffer& result) {
     raise({Errc::NotSupported, "plan", plan.num_tokens(), config_.max_tokens,
            "this engine runs steps of its size over one paged group"});
   }
+  for (const Chunk& chunk : plan.chunks) {
+    if (chunk.context_length > config_.max_context) {
+      raise({Errc::NotSupported, "max_context_tokens", chunk.context_length, config_.max_context,
+             "the scheduler's limit is larger than this engine's"});
+    }
+  }
+  try {
+    run(plan, result);
+  } catch (...) {
+    forget(plan);  // the host will abandon it
+    throw;
+  }
+}
+
+void Engine::run(const StepPlan& plan, StepResultBuffer& result) {
   update_tables(plan);
   move_blocks(plan);
   move_experts(plan);

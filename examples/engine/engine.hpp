@@ -30,10 +30,11 @@ struct EngineConfig {
   std::int32_t block_size = 16;
   std::int32_t max_rows = 32;
   std::int32_t max_tokens = 512;   ///< Of one step.
-  std::int32_t max_context = 512;  ///< At most the model's max_positions.
+  std::int32_t max_context = 512;  ///< At most the model's max_positions, and at least
+                                   ///< SchedulerConfig::max_context_tokens.
   std::int32_t max_drafts = 0;     ///< Proposed after each token; 0 = no drafts.
-  std::int32_t expert_slots =
-      0;              ///< A layer; slot s holds expert s mod their number. 0 = one each.
+  std::int32_t expert_slots = 0;   ///< A layer; slot s holds expert s mod their number. 0 = one
+                                   ///< for each.
   bool pads = false;  ///< Computes the rows that a padded plan is charged with, as an engine of
                       ///< fixed shapes does.
 };
@@ -74,7 +75,8 @@ class Engine {
   [[nodiscard]] virtual bool accepts(Token draft, Token sampled) const { return draft == sampled; }
 
  private:
-  // The steps of execute(), in order.
+  void run(const StepPlan& plan, StepResultBuffer& result);
+  // Its steps, in order.
   void update_tables(const StepPlan& plan);
   void move_blocks(const StepPlan& plan);
   void move_experts(const StepPlan& plan);

@@ -76,8 +76,8 @@ tiny::EngineConfig engine_config() {
 template <class Bundle>
 Served serve(const tiny::Model& model, const std::vector<Job>& jobs, const Bundle& bundle) {
   tiny::Engine engine(model, engine_config());
-  Scheduler scheduler({}, engine.capabilities(), bundle.make_sizer(), bundle.make_splitter(),
-                      bundle.make_balancer(),
+  Scheduler scheduler({.max_context_tokens = engine.config().max_context}, engine.capabilities(),
+                      bundle.make_sizer(), bundle.make_splitter(), bundle.make_balancer(),
                       BlockPool<>({.num_blocks = engine.config().num_blocks,
                                    .block_size = engine.config().block_size}),
                       bundle.make_admission());

@@ -319,6 +319,9 @@ TEST_CASE("What the engine cannot do is refused") {
   HandPlan unknown_row(1, 4);
   unknown_row.table(9, {0}).chunk(kPrefill, 9, 0, {1}, {0}, 0);
   CHECK_THROWS_AS(run(unknown_row), Error);
+  HandPlan too_long(1, 4);
+  too_long.chunk(kDecode, 0, 64, {1}, std::vector<std::int32_t>(17, 0), 0);
+  CHECK_THROWS_AS(run(too_long), Error);
   HandPlan without_table(1, 4);
   without_table.chunk(kPrefill, 0, 0, {1}, {0}, 0);
   CHECK_THROWS_AS(run(without_table), Error);

@@ -36,7 +36,8 @@ TEST_CASE("Requests served together say what each says alone") {
   config.max_context = 256;
   tiny::Engine engine(model, config);
   auto made = SmallScheduler::make(
-      {}, engine.capabilities(), TokenBudgetSizer({.budget = 24}), NoSplit{}, NullBalancer{},
+      {.max_context_tokens = config.max_context}, engine.capabilities(),
+      TokenBudgetSizer({.budget = 24}), NoSplit{}, NullBalancer{},
       BlockPool<>({.num_blocks = config.num_blocks, .block_size = config.block_size}),
       FcfsAdmission({.reserve = FcfsAdmission::Reserve::FirstChunk}));
   REQUIRE(made.has_value());
