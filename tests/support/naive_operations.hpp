@@ -86,8 +86,9 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.max_displacements = static_cast<std::int32_t>(rng.between(1, 3));
   if (!mix.has_known_faults) {
     s.displaces = false;
-    s.future_tokens = s.future_tokens && !mix.has_drafts;  // drafts that came too late
-    s.in_order = s.in_order || mix.has_samples;            // copies that are not done yet
+    // Drafts that come too late are used: either the one or the other.
+    s.drafts = s.future_tokens && rng.one_in(2) ? 0 : s.drafts;
+    s.future_tokens = s.future_tokens && s.drafts == 0;
   }
   return s;
 }
@@ -164,7 +165,9 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
   q.no_prefix_read = rng.one_in(10);
   q.sync_decode = rng.one_in(6);
   q.atomic_prefill = rng.one_in(10);
-  if (mix.has_samples && q.max_new_tokens != 0 && rng.one_in(3)) {
+  // Out of order, samples may read what is still to be copied.
+  if (mix.has_samples && (setup.in_order || mix.has_known_faults) && q.max_new_tokens != 0 &&
+      rng.one_in(3)) {
     q.num_samples = static_cast<std::int32_t>(rng.between(2, 4));
   }
   if (rng.one_in(8) && (mix.has_known_faults || q.num_samples == 1)) {

@@ -432,15 +432,16 @@ class Pair {
     tell("poll");
     const int times = size < kAll ? 2 : 1;
     for (int i = 0; i < times; ++i) {
+      naive_.poll();
       std::vector<Event> buffer(size);
       std::size_t n = 0;
       do {
         n = real_->poll(buffer);
         for (std::size_t e = 0; e < n; ++e) {
+          compare_event(buffer[e]);
           events_.take_one(buffer[e]);
         }
       } while (n == size);
-      naive_.poll();
     }
     for (const std::string& error : events_.errors) {
       fail("events: " + error);
@@ -453,6 +454,28 @@ class Pair {
           seen_.insert(tag);
           events_.records.erase(tag);
         }
+      }
+    }
+  }
+
+  /// A preemption is told behind the outputs that came before it, an end with its time.
+  void compare_event(const Event& event) {
+    for (const auto& query : naive_.queries()) {
+      if (query->request().user_data != event.user_data) {
+        continue;
+      }
+      const Sequence& s = *query->samples[static_cast<std::size_t>(event.sample)];
+      if (event.kind == EventKind::Preempted) {
+        const ToyRecord& record = events_.records[event.user_data];
+        const auto other = record.others.find(event.sample);
+        const std::size_t told = event.sample == 0              ? record.tokens.size()
+                                 : other == record.others.end() ? 0
+                                                                : other->second.size();
+        same("event: outputs told before a preemption", told, s.preempted_at);
+      } else if (event.kind == EventKind::Accepted) {
+        same("event: time of acceptance", event.time.ns, query->accepted_at.ns);
+      } else if (is_terminal(event.kind)) {
+        same("event: time of the end", event.time.ns, query->ended_at.ns);
       }
     }
   }

@@ -287,6 +287,7 @@ class Requests : public State {
   /// It loses its blocks, computes them anew later, and is heard of it.
   void preempt(Seat& seat) {
     ++seat.sequence->preemptions;
+    seat.sequence->preempted_at = static_cast<std::int64_t>(seat.sequence->outputs.size());
     leave(seat, true);
   }
 };

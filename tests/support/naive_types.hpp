@@ -120,6 +120,7 @@ struct Sequence {
   bool was_admitted = false;
   std::int32_t bypassed = 0;
   std::int32_t preemptions = 0;
+  std::int64_t preempted_at = 0;  ///< Outputs at the last of them.
   std::int32_t retries = 0;
   std::int64_t computed_before = 0;  ///< Positions that plans have named.
   SeatRef seat;

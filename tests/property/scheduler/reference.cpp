@@ -74,14 +74,16 @@ TEST_CASE("The naive scheduler predicts every step with one plan in flight") {
 TEST_CASE("The naive scheduler predicts what failing and abandoned steps leave") {
   Mix mix;
   mix.has_faults = true;
-  CHECK(compare_all("faults", mix, sequences(150)).failed > 100);
+  const SchedulerStats stats = compare_all("faults", mix, sequences(150));
+  CHECK(stats.failed > 100);
 }
 
 TEST_CASE("The naive scheduler predicts several plans in flight") {
   Mix mix;
   mix.has_faults = true;
   mix.plans = 8;
-  CHECK(compare_all("several plans", mix, sequences(150)).failed > 100);
+  const SchedulerStats stats = compare_all("several plans", mix, sequences(150));
+  CHECK(stats.failed > 100);
 }
 
 TEST_CASE("The naive scheduler predicts drafts and samples") {
@@ -90,7 +92,8 @@ TEST_CASE("The naive scheduler predicts drafts and samples") {
   mix.plans = 8;
   mix.has_drafts = true;
   mix.has_samples = true;
-  CHECK(compare_all("drafts and samples", mix, sequences(150)).accepted_draft_tokens > 1000);
+  const SchedulerStats stats = compare_all("drafts and samples", mix, sequences(150));
+  CHECK(stats.accepted_draft_tokens > 1000);
 }
 
 TEST_CASE("The naive scheduler predicts the prefix cache") {
@@ -100,7 +103,8 @@ TEST_CASE("The naive scheduler predicts the prefix cache") {
   mix.has_drafts = true;
   mix.has_samples = true;
   mix.has_caching = true;
-  CHECK(compare_all("prefix cache", mix, sequences(150)).prefix_hit_tokens > 1000);
+  const SchedulerStats stats = compare_all("prefix cache", mix, sequences(150));
+  CHECK(stats.prefix_hit_tokens > 1000);
 }
 
 TEST_CASE("The naive scheduler predicts what it once found to be wrong") {
