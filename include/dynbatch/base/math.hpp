@@ -5,7 +5,6 @@
 #include <dynbatch/base/config.hpp>
 
 #include <cstdint>
-#include <limits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -27,13 +26,12 @@ template <class T>
 }
 /// Sum that stops at the largest int64 instead of wrapping; both operands >= 0.
 [[nodiscard]] constexpr std::int64_t saturating_add(std::int64_t a, std::int64_t b) noexcept {
-  return a > std::numeric_limits<std::int64_t>::max() - b ? std::numeric_limits<std::int64_t>::max()
-                                                          : a + b;
+  return a > INT64_MAX - b ? INT64_MAX : a + b;
 }
 /// Sum of any two numbers that stops at the smallest and the largest int64 instead of wrapping.
 [[nodiscard]] constexpr std::int64_t saturating_sum(std::int64_t a, std::int64_t b) noexcept {
-  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kLeast = INT64_MIN;
+  constexpr std::int64_t kMost = INT64_MAX;
   if (b >= 0) {
     return a > kMost - b ? kMost : a + b;
   }
@@ -41,9 +39,7 @@ template <class T>
 }
 /// Product that stops at the largest int64 instead of wrapping; both operands >= 0.
 [[nodiscard]] constexpr std::int64_t saturating_mul(std::int64_t a, std::int64_t b) noexcept {
-  return a != 0 && b > std::numeric_limits<std::int64_t>::max() / a
-             ? std::numeric_limits<std::int64_t>::max()
-             : a * b;
+  return a != 0 && b > INT64_MAX / a ? INT64_MAX : a * b;
 }
 /// The next power of two >= v, for 1 <= v <= 2^62.
 [[nodiscard]] constexpr std::int64_t next_power_of_two(std::int64_t v) noexcept {

@@ -6,7 +6,6 @@
 
 #include <compare>
 #include <cstdint>
-#include <limits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -34,9 +33,9 @@ struct TimeNs {
 };
 
 /// "No deadline": later than every time a host passes in.
-inline constexpr TimeNs kNever{std::numeric_limits<std::int64_t>::max()};
+inline constexpr TimeNs kNever{INT64_MAX};
 /// "No limit" for durations.
-inline constexpr DurationNs kUnbounded{std::numeric_limits<std::int64_t>::max()};
+inline constexpr DurationNs kUnbounded{INT64_MAX};
 
 constexpr DurationNs microseconds(std::int64_t n) noexcept { return {n * 1'000}; }
 constexpr DurationNs milliseconds(std::int64_t n) noexcept { return {n * 1'000'000}; }

@@ -203,8 +203,10 @@ class DynamicSizer {
     if (in.num_waiting > 0) {
       mean_prompt_ = max_of<std::int64_t>(in.waiting_prompt_tokens, 0) / in.num_waiting;
     }
-    if (in.running.is_empty()) {
-      return sequences_by_sums(in);
+    const bool knows_nothing = in.num_decoding + in.num_prefilling == 0 &&
+                               lengths_.num_ended(RequestClass::Interactive) == 0;
+    if (in.running.is_empty() || knows_nothing) {
+      return sequences_by_sums(in);  // a first batch is not held back by guesses
     }
     for (Cohort& cohort : cohorts_) {
       cohort = Cohort{};

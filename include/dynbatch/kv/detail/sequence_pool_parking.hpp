@@ -343,8 +343,7 @@ inline void SequencePool::tell_drop(Row target, std::int64_t first) noexcept {
       return;
     }
   }
-  ops_.push_back({RowOpKind::DropRange, kNoRow, target, position,
-                  std::numeric_limits<std::int32_t>::max(), 0});
+  ops_.push_back({RowOpKind::DropRange, kNoRow, target, position, INT32_MAX, 0});
   newest = static_cast<std::int32_t>(ops_.size());
 }
 

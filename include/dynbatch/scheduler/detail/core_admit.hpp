@@ -4,6 +4,8 @@
 /// SchedulerCore: who of the waiting is let in.
 #include <dynbatch/scheduler/detail/core.hpp>
 
+#include <limits>
+
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 

@@ -4,6 +4,8 @@
 /// SchedulerCore: rows of running sequences, their phases, preemption and roll-back.
 #include <dynbatch/scheduler/detail/core.hpp>
 
+#include <limits>
+
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
