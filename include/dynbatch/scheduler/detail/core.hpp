@@ -276,6 +276,7 @@ class SchedulerCore {
   void lose_moves(const PlanRecord& record) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
+  void drop_loan(std::int32_t row) noexcept;
   void drop_fork(const ForkCopy& fork) noexcept;
   void drop_told_forks(const PlanRecord& record) noexcept;
   void prune_forks() noexcept;

@@ -194,21 +194,28 @@ void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
   }
 }
 
-/// The fork's copy was told, or is not needed any more: its source may go.
+/// One copy less needs the row's blocks: with the last one they may go.
 template <class P>
-void SchedulerCore<P>::drop_fork(const ForkCopy& fork) noexcept {
-  RowState& source = rows_[static_cast<std::size_t>(fork.source.value)];
-  --source.lent;
-  if (source.lent == 0 && source.phase == RowPhase::Draining && source.in_flight == 0) {
-    finish_detach(fork.source.value);
+void SchedulerCore<P>::drop_loan(std::int32_t row) noexcept {
+  RowState& r = rows_[static_cast<std::size_t>(row)];
+  --r.lent;
+  if (r.lent == 0 && r.phase == RowPhase::Draining && r.in_flight == 0) {
+    finish_detach(row);
   }
 }
 
-/// Where plans may overtake each other, sources keep their blocks until the copies are done.
+/// The fork's copy was told, or is not needed any more: its source may go.
+template <class P>
+void SchedulerCore<P>::drop_fork(const ForkCopy& fork) noexcept {
+  drop_loan(fork.source.value);
+}
+
+/// Where plans may overtake each other, source and target keep their blocks until the copy is done.
 template <class P>
 void SchedulerCore<P>::drop_told_forks(const PlanRecord& record) noexcept {
   for (std::size_t i = 0; !caps_.in_order && i < record.forks.size(); ++i) {
-    drop_fork(record.forks[i]);
+    drop_loan(record.forks[i].source.value);
+    drop_loan(record.forks[i].row.value);
   }
 }
 

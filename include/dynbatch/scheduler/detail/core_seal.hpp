@@ -24,6 +24,8 @@ void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
     rows_[static_cast<std::size_t>(fork.row.value)].copied_in = record.plan.id.value;
     if (caps_.in_order) {
       drop_fork(fork);  // copies come first in their plan: whoever gets the source writes later
+    } else {
+      ++rows_[static_cast<std::size_t>(fork.row.value)].lent;
     }
   }
   fork_copies_.clear();
