@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Stopping: the driving thread changes, or the scheduler goes away with work queued, running and in
-/// flight, as soon as the submitting threads have seen that it is closed.
+/// Stopping: the driving thread changes, or the scheduler goes away with work queued, running and
+/// in flight, as soon as the submitting threads have seen that it is closed.
 #include "small_host.hpp"
 
 #include <atomic>
