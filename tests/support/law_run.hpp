@@ -395,8 +395,9 @@ class LawRun {
     const std::int64_t length = r.prompt.kind == PromptKind::Tokens
                                     ? static_cast<std::int64_t>(r.prompt.tokens.size())
                                     : r.prompt.length;
-    const Status s = scheduler_->pin(r.prompt, r.scope, rng_.between(1, length),
-                                     now_ + DurationNs{rng_.between(0, 30) * 1'000'000});
+    const std::int64_t tokens = rng_.between(1, length);     // one draw after the other: compilers
+    const DurationNs time{rng_.between(0, 30) * 1'000'000};  // order arguments as they like
+    const Status s = scheduler_->pin(r.prompt, r.scope, tokens, now_ + time);
     if (!s && s.code != Errc::NotFound && s.code != Errc::QueueFull &&
         s.code != Errc::InvalidArgument) {
       fail(std::string("unexpected answer to a pin: ") + to_string(s.code));
