@@ -158,7 +158,6 @@ class Chunks : public Requests {
         budget_.prompts -= piece.kind == ChunkKind::Prefill ? 1 : 0;
         roll_back(seat, piece.first, piece.phase_before);
         piece.is_settled = true;
-        has_dropped_chunks_ = true;
         return;
       }
     }

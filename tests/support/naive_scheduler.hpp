@@ -190,8 +190,6 @@ class Scheduler : public Admissions {
     s.evictions = pool_.evictions();
     return s;
   }
-  /// Whether a chunk has left a plan again before that was handed out.
-  [[nodiscard]] bool has_dropped_chunks() const { return has_dropped_chunks_; }
   [[nodiscard]] const std::vector<std::unique_ptr<Query>>& queries() const { return queries_; }
 
  private:

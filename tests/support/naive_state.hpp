@@ -247,7 +247,6 @@ class State {
   std::uint64_t decode_from_ = 0;   ///< Whom the last step left out for want of budget.
   std::uint64_t prefill_from_ = 0;  ///< The same among started prompts,
   bool prompt_left_out_ = false;    ///< and whether there was one.
-  bool has_dropped_chunks_ = false;
   bool is_closed_ = false;
   int pause_ = 0;
 };

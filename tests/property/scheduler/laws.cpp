@@ -4,6 +4,8 @@
 #include "law_run.hpp"
 
 #include <catch2/catch.hpp>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 
 using namespace dynbatch;
@@ -17,7 +19,9 @@ TEST_CASE("The pairwise cover is small enough to run in full") {
 
 TEST_CASE("All laws hold over the pairwise cover of policies") {
   const bool is_long = std::getenv("DYNBATCH_LONG") != nullptr;
-  const std::uint64_t rounds = is_long ? 60 : 3;
+  constexpr int kOperations = 400;
+  const std::uint64_t rounds = is_long ? 320 : 3;
+  std::int64_t operations = 0;
   std::int64_t plans = 0;
   std::uint64_t preemptions = 0;
   std::uint64_t hits = 0;
@@ -27,12 +31,13 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   for (const LawMix& mix : pairwise_cover()) {
     for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
       INFO(mix.name() << ", seed " << seed);
-      LawRun run(mix, seed, 400);
+      LawRun run(mix, seed, kOperations);
       run.run();
       for (const std::string& error : run.errors()) {
         UNSCOPED_INFO(error);
       }
       REQUIRE(run.errors().empty());
+      operations += kOperations;
       plans += run.plans();
       preemptions += run.final_stats().preemptions;
       hits += run.final_stats().prefix_hit_tokens;
@@ -40,6 +45,10 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
       pins += run.num_pins();
       loads += run.num_loads();
     }
+  }
+  if (is_long) {
+    std::printf("laws: %lld operations, %lld plans\n", static_cast<long long>(operations),
+                static_cast<long long>(plans));
   }
   // The runs must reach what they are meant to test.
   CHECK(plans > 10000);

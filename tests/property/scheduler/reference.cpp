@@ -107,17 +107,6 @@ TEST_CASE("The naive scheduler predicts the prefix cache") {
   CHECK(stats.prefix_hit_tokens > 1000);
 }
 
-TEST_CASE("The naive scheduler predicts what it once found to be wrong") {
-  Mix mix;
-  mix.has_faults = true;
-  mix.plans = 8;
-  mix.has_drafts = true;
-  mix.has_samples = true;
-  mix.has_caching = true;
-  mix.has_known_faults = true;
-  compare_all("all", mix, sequences(150));
-}
-
 // ---- found by the comparison --------------------------------------------------------------------
 
 namespace {
