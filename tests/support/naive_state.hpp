@@ -22,6 +22,7 @@ class State {
   struct Budget {
     std::int64_t tokens = 0;
     std::int32_t prompts = 0;  ///< Chunks of prompts so far.
+    bool dropped = false;      ///< A chunk has left the new plan: who was to read it leaves too.
     bool preempted = false;    ///< Somebody lost its blocks: nobody is admitted.
   };
 
