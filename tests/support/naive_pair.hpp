@@ -154,7 +154,7 @@ class Pair {
         abandon(op);
         break;
       case Kind::Poll:
-        poll(op.seed % 2 == 0 ? kAll : static_cast<std::size_t>(op.seed / 2 % 7 + 1));
+        poll(op.seed % 2 == 0 ? kAll : op.seed / 2 % 7 + 1);
         break;
       case Kind::Pause: {
         const bool is_new = op.seed % 2 == 0;

@@ -63,8 +63,8 @@ class State {
   /// The same, from the first that entered at `from` or later, and around.
   [[nodiscard]] std::vector<SeatRef> in_turn(Phase phase, std::uint64_t from) const {
     std::vector<SeatRef> out = in_phase(phase);
-    std::stable_partition(out.begin(), out.end(),
-                          [&](const SeatRef& seat) { return seat->since >= from; });
+    const auto is_before = [&](const SeatRef& seat) { return seat->since < from; };
+    std::rotate(out.begin(), std::find_if_not(out.begin(), out.end(), is_before), out.end());
     return out;
   }
   /// Those who wait, the next one first.
