@@ -106,8 +106,9 @@ class Admissions : public Chunks {
     if (!holds_resource(*s.query) && s.query->given.resource() > resource_left()) {
       return {Admit::Blocked, WaitCause::Resource};
     }
-    if (s.waits_for != nullptr && s.waits_for->phase == Phase::Prefill &&
-        s.waits_for->planned < s.waits_position) {
+    const SeatRef other = s.waits_for != nullptr ? s.waits_for->seat : nullptr;
+    if (other != nullptr && other->row == s.waits_row && other->phase == Phase::Prefill &&
+        other->planned < s.waits_position) {
       return {Admit::Blocked, WaitCause::Dependency};
     }
     s.waits_for = nullptr;
@@ -221,6 +222,7 @@ class Admissions : public Chunks {
     give_way(loser);
     budget_.preempted = false;  // it made room for one: that one is to be admitted
     std::erase_if(new_plan_->pieces, [](const Piece& piece) { return piece.is_settled; });
+    budget_.dropped = false;
   }
 
   /// Whether a started prompt will produce the block behind those that were found.
@@ -237,7 +239,8 @@ class Admissions : public Chunks {
       if (seat->planned < end && other.size() >= count &&
           std::equal(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(count),
                      other.begin())) {
-        s.waits_for = seat;
+        s.waits_for = seat->sequence;
+        s.waits_row = seat->row;
         s.waits_position = end;
         return true;
       }

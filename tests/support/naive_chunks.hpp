@@ -138,7 +138,7 @@ class Chunks : public Requests {
     budget_.preempted = true;
     drop_new_piece(*seat);
     preempt(*seat);
-    for (;;) {
+    while (budget_.dropped) {
       SeatRef reader;
       for (const SeatRef& other : running()) {
         reader = pool_.reads_withdrawn(other->table) ? other : reader;
@@ -158,7 +158,7 @@ class Chunks : public Requests {
         budget_.prompts -= piece.kind == ChunkKind::Prefill ? 1 : 0;
         roll_back(seat, piece.first, piece.phase_before);
         piece.is_settled = true;
-        has_dropped_chunks_ = true;
+        budget_.dropped = true;
         return;
       }
     }

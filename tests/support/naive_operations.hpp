@@ -23,9 +23,6 @@ struct Mix {
   bool has_drafts = false;
   bool has_samples = false;
   bool has_caching = false;
-  /// Also what the scheduler is known to do wrongly; tests/property/scheduler/reference.cpp has a
-  /// hidden test for each of these and goes without them in the others. See draw_setup().
-  bool has_known_faults = false;
 };
 
 enum class Kind : std::uint8_t {
@@ -84,12 +81,6 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.aging = rng.one_in(3) ? kUnbounded : DurationNs{rng.between(1, 2'000'000)};
   s.displaces = s.by_priority && rng.one_in(2);
   s.max_displacements = static_cast<std::int32_t>(rng.between(1, 3));
-  if (!mix.has_known_faults) {
-    s.displaces = false;
-    // Drafts that come too late are used: either the one or the other.
-    s.drafts = s.future_tokens && rng.one_in(2) ? 0 : s.drafts;
-    s.future_tokens = s.future_tokens && s.drafts == 0;
-  }
   return s;
 }
 
@@ -165,13 +156,11 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
   q.no_prefix_read = rng.one_in(10);
   q.sync_decode = rng.one_in(6);
   q.atomic_prefill = rng.one_in(10);
-  // Out of order, samples may read what is still to be copied.
-  if (mix.has_samples && (setup.in_order || mix.has_known_faults) && q.max_new_tokens != 0 &&
-      rng.one_in(3)) {
+  if (mix.has_samples && q.max_new_tokens != 0 && rng.one_in(3)) {
     q.num_samples = static_cast<std::int32_t>(rng.between(2, 4));
   }
-  if (rng.one_in(8) && (mix.has_known_faults || q.num_samples == 1)) {
-    s.needs.push_back({0, rng.between(0, 4)});  // samples that come back ask for it once more
+  if (rng.one_in(8)) {
+    s.needs.push_back({0, rng.between(0, 4)});
   }
   if (rng.one_in(20) && length > 2) {
     s.media.push_back({rng.between(0, length - 2), 2, {}});

@@ -230,11 +230,14 @@ class Requests : public State {
     free_seats();
   }
 
+  /// Whether a copy needs its blocks: one that no plan has told yet as its source; where plans may
+  /// overtake each other, one that is not done yet as its source or target.
   [[nodiscard]] bool is_lent(const SeatRef& seat) const {
     const auto reads = [&](const Copy& copy) { return copy.source == seat; };
+    const auto needs = [&](const Copy& copy) { return reads(copy) || copy.target == seat; };
     return std::any_of(copies_.begin(), copies_.end(), reads) ||
            std::any_of(plans_.begin(), plans_.end(), [&](const Plan& plan) {
-             return !setup_.in_order && std::any_of(plan.copies.begin(), plan.copies.end(), reads);
+             return !setup_.in_order && std::any_of(plan.copies.begin(), plan.copies.end(), needs);
            });
   }
 
@@ -255,7 +258,7 @@ class Requests : public State {
     }
   }
 
-  /// Where plans may overtake each other, sources keep their blocks until the copies are done.
+  /// The copies of a plan are done, or will never be.
   void forget_copies(Plan& plan) {
     while (!plan.copies.empty()) {
       plan.copies.erase(plan.copies.begin());

@@ -163,11 +163,11 @@ class Scheduler : public Admissions {
   [[nodiscard]] SchedulerStats stats() const {
     SchedulerStats s = stats_;
     for (const auto& query : queries_) {
-      s.live += query->is_over ? 0 : 1;
-      s.finished += query->end == EventKind::Finished ? 1 : 0;
-      s.cancelled += query->end == EventKind::Cancelled ? 1 : 0;
-      s.expired += query->end == EventKind::Expired ? 1 : 0;
-      s.failed += query->end == EventKind::Failed ? 1 : 0;
+      s.live += query->is_over ? 0U : 1U;
+      s.finished += query->end == EventKind::Finished ? 1U : 0U;
+      s.cancelled += query->end == EventKind::Cancelled ? 1U : 0U;
+      s.expired += query->end == EventKind::Expired ? 1U : 0U;
+      s.failed += query->end == EventKind::Failed ? 1U : 0U;
       if (!query->is_over && !query->samples[0]->was_admitted) {
         s.queued_tokens += static_cast<std::uint64_t>(query->prompt_length);
       }
@@ -190,8 +190,6 @@ class Scheduler : public Admissions {
     s.evictions = pool_.evictions();
     return s;
   }
-  /// Whether a chunk has left a plan again before that was handed out.
-  [[nodiscard]] bool has_dropped_chunks() const { return has_dropped_chunks_; }
   [[nodiscard]] const std::vector<std::unique_ptr<Query>>& queries() const { return queries_; }
 
  private:

@@ -22,6 +22,7 @@ class State {
   struct Budget {
     std::int64_t tokens = 0;
     std::int32_t prompts = 0;  ///< Chunks of prompts so far.
+    bool dropped = false;      ///< A chunk has left the new plan: who was to read it leaves too.
     bool preempted = false;    ///< Somebody lost its blocks: nobody is admitted.
   };
 
@@ -62,8 +63,8 @@ class State {
   /// The same, from the first that entered at `from` or later, and around.
   [[nodiscard]] std::vector<SeatRef> in_turn(Phase phase, std::uint64_t from) const {
     std::vector<SeatRef> out = in_phase(phase);
-    std::stable_partition(out.begin(), out.end(),
-                          [&](const SeatRef& seat) { return seat->since >= from; });
+    const auto is_before = [&](const SeatRef& seat) { return seat->since < from; };
+    std::rotate(out.begin(), std::find_if_not(out.begin(), out.end(), is_before), out.end());
     return out;
   }
   /// Those who wait, the next one first.
@@ -247,7 +248,6 @@ class State {
   std::uint64_t decode_from_ = 0;   ///< Whom the last step left out for want of budget.
   std::uint64_t prefill_from_ = 0;  ///< The same among started prompts,
   bool prompt_left_out_ = false;    ///< and whether there was one.
-  bool has_dropped_chunks_ = false;
   bool is_closed_ = false;
   int pause_ = 0;
 };

@@ -128,8 +128,9 @@ struct Sequence {
   // Found not to fit: not looked at again before there are so many blocks, or that plan.
   std::int64_t retry_need = 0;
   std::uint64_t retry_plan = 0;
-  // Waits until that started prefill has planned this position.
-  SeatRef waits_for;
+  // Waits until that one, prefilling in that row, has planned this position.
+  Sequence* waits_for = nullptr;
+  std::int32_t waits_row = 0;
   std::int64_t waits_position = 0;
 };
 

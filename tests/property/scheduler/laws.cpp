@@ -4,6 +4,8 @@
 #include "law_run.hpp"
 
 #include <catch2/catch.hpp>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 
 using namespace dynbatch;
@@ -17,7 +19,9 @@ TEST_CASE("The pairwise cover is small enough to run in full") {
 
 TEST_CASE("All laws hold over the pairwise cover of policies") {
   const bool is_long = std::getenv("DYNBATCH_LONG") != nullptr;
-  const std::uint64_t rounds = is_long ? 60 : 3;
+  constexpr int kOperations = 400;
+  const std::uint64_t rounds = is_long ? 250 : 3;
+  std::int64_t operations = 0;
   std::int64_t plans = 0;
   std::uint64_t preemptions = 0;
   std::uint64_t hits = 0;
@@ -27,12 +31,13 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   for (const LawMix& mix : pairwise_cover()) {
     for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
       INFO(mix.name() << ", seed " << seed);
-      LawRun run(mix, seed, 400);
+      LawRun run(mix, seed, kOperations);
       run.run();
       for (const std::string& error : run.errors()) {
         UNSCOPED_INFO(error);
       }
       REQUIRE(run.errors().empty());
+      operations += kOperations;
       plans += run.plans();
       preemptions += run.final_stats().preemptions;
       hits += run.final_stats().prefix_hit_tokens;
@@ -40,6 +45,10 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
       pins += run.num_pins();
       loads += run.num_loads();
     }
+  }
+  if (is_long) {
+    std::printf("laws: %lld operations, %lld plans\n", static_cast<long long>(operations),
+                static_cast<long long>(plans));
   }
   // The runs must reach what they are meant to test.
   CHECK(plans > 10000);
@@ -64,6 +73,29 @@ TEST_CASE("Mixes that once broke a law keep all of them") {
       {{1, 0, 0, 2, 1, 3, 0, 1, 1, 0}, 72625}, {{1, 1, 0, 0, 2, 0, 1, 3, 1, 3}, 27},
       {{0, 0, 4, 3, 0, 0, 0, 3, 1, 2}, 44},    {{0, 0, 3, 1, 2, 3, 2, 3, 0, 4}, 6},
       {{0, 0, 5, 1, 1, 2, 2, 3, 1, 4}, 1},     {{0, 0, 5, 1, 1, 2, 2, 3, 1, 4}, 3}};
+  for (const Found& f : found) {
+    INFO(f.mix.name() << ", seed " << f.seed);
+    LawRun run(f.mix, f.seed, 400);
+    run.run();
+    for (const std::string& error : run.errors()) {
+      UNSCOPED_INFO(error);
+    }
+    CHECK(run.errors().empty());
+  }
+}
+
+TEST_CASE("Mixes that break a law", "[.]") {
+  // Not mended yet. Pool 5: a sequence that loses its row in the step that admitted it leaves
+  // blocks to its readers that nobody loads any more. Pool 3: more cells than the host has, where
+  // chunks fail. Pool 4: a pin takes blocks that are kept for beams, which then end early.
+  struct Found {
+    LawMix mix;
+    std::uint64_t seed;
+  };
+  const Found found[] = {
+      {{3, 1, 5, 2, 3, 2, 0, 1, 1, 2}, 67898},  {{1, 0, 5, 0, 1, 2, 1, 1, 1, 2}, 104000},
+      {{1, 0, 5, 1, 0, 3, 1, 2, 1, 2}, 113528}, {{3, 0, 3, 1, 0, 2, 1, 2, 1, 2}, 30985},
+      {{2, 1, 3, 1, 0, 3, 2, 2, 1, 4}, 32824},  {{1, 1, 4, 0, 3, 1, 2, 1, 1, 4}, 272}};
   for (const Found& f : found) {
     INFO(f.mix.name() << ", seed " << f.seed);
     LawRun run(f.mix, f.seed, 400);
