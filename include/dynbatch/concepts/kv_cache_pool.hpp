@@ -141,8 +141,8 @@ consteval bool check_kv_cache_pool() {
 
 namespace detail {
 
-/// What pools have beyond the concept: for sequence-addressed hosts row operations (both of the
-/// first two or neither), for tiers of memory moves between them (both of the second two or
+/// What pools have beyond the concept: for sequence-addressed hosts row operations (all of the
+/// first three or none), for tiers of memory moves between them (both of the last two or
 /// neither).
 template <class P>
 struct OptionalPool {
@@ -150,6 +150,7 @@ struct OptionalPool {
       requires(P& p, std::span<RowOp> ops, Row row, std::int64_t tokens) {
         { p.drain_row_ops(ops) } noexcept -> std::same_as<std::size_t>;
         { p.rewind(row, tokens) } noexcept -> std::same_as<void>;
+        { p.must_leave(row) } noexcept -> std::same_as<bool>;
       };
   static constexpr bool kHasSwaps =
       requires(P& p, std::span<BlockSwap> out, std::span<const BlockSwap> in, PlanId plan) {
@@ -185,6 +186,13 @@ struct OptionalPool {
   static void rewind(P& pool, Row row, std::int64_t tokens) noexcept {
     if constexpr (kHasRowOps) {
       pool.rewind(row, tokens);
+    }
+  }
+  [[nodiscard]] static bool must_leave(const P& pool, Row row) noexcept {
+    if constexpr (kHasRowOps) {
+      return pool.must_leave(row);
+    } else {
+      return false;
     }
   }
   [[nodiscard]] static bool tells_row_ops(const P& pool) noexcept {
@@ -256,6 +264,7 @@ class AnyKVCachePool {
     return table_->drain_row_ops(self_, ops);
   }
   void rewind(Row row, std::int64_t tokens) noexcept { table_->rewind(self_, row, tokens); }
+  [[nodiscard]] bool must_leave(Row row) const noexcept { return table_->must_leave(self_, row); }
   /// Whether the model moves blocks between tiers; else the next two do nothing.
   [[nodiscard]] bool tells_swaps() const noexcept { return table_->tells_swaps; }
   std::size_t drain_swaps(std::span<BlockSwap> swaps, PlanId plan) noexcept {
@@ -289,6 +298,7 @@ class AnyKVCachePool {
     Status (*check)(const void*) noexcept;
     std::size_t (*drain_row_ops)(void*, std::span<RowOp>) noexcept;
     void (*rewind)(void*, Row, std::int64_t) noexcept;
+    bool (*must_leave)(const void*, Row) noexcept;
     std::size_t (*drain_swaps)(void*, std::span<BlockSwap>, PlanId) noexcept;
     void (*lose_swaps)(void*, std::span<const BlockSwap>) noexcept;
     bool tells_row_ops;
@@ -337,6 +347,9 @@ class AnyKVCachePool {
       },
       [](void* p, Row r, std::int64_t t) noexcept {
         detail::OptionalPool<P>::rewind(*static_cast<P*>(p), r, t);
+      },
+      [](const void* p, Row r) noexcept {
+        return detail::OptionalPool<P>::must_leave(*static_cast<const P*>(p), r);
       },
       [](void* p, std::span<BlockSwap> swaps, PlanId plan) noexcept {
         return detail::OptionalPool<P>::drain_swaps(*static_cast<P*>(p), swaps, plan);

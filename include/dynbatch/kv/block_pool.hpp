@@ -142,6 +142,16 @@ class BlockPool {
   /// Leading blocks of a row whose content is in the index and written for certain.
   [[nodiscard]] std::int64_t num_settled_blocks(Row row) const noexcept;
 
+  /// True if a block of the row was withdrawn while other rows held it, and they hold it still.
+  /// O(1) unless some block is in that state, then O(blocks).
+  [[nodiscard]] bool holds_withdrawn(Row row) const noexcept {
+    bool found = false;
+    for (const BlockId block : num_withdrawn_ > 0 ? table(0, row) : std::span<const BlockId>{}) {
+      found = found || (index_.is_withdrawn(block) && store_.references(block) > 1);
+    }
+    return found;
+  }
+
   /// Newest plan that has still to write one of these blocks of a match; kNoPlan = none.
   [[nodiscard]] PlanId newest_pending(std::span<const BlockId> blocks) const noexcept {
     std::uint64_t newest = 0;

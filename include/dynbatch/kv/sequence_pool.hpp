@@ -84,6 +84,11 @@ class SequencePool {
       tell_drop(row, tokens);
     }
   }
+  /// The row has to write positions anew that others share still: their cells stay with those, so
+  /// the row would need more than it counts. It starts over instead.
+  [[nodiscard]] bool must_leave(Row row) const noexcept {
+    return is_running(row) && pool_.holds_withdrawn(row);
+  }
   /// Numbers of counted blocks; a host that addresses by sequence has no use for them.
   [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
     return pool_.table(group, row);

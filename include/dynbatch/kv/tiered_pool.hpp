@@ -81,14 +81,7 @@ class TieredPool {
                PlanId plan) noexcept;
   void truncate(Row row, std::int64_t tokens) noexcept;
   [[nodiscard]] Status fork(Row from, Row to, std::int64_t tokens) noexcept;
-  void release(Row row) noexcept {
-    cancel(row, 0, false);
-    for (Move& move : moves_) {
-      move.row = move.row == row ? kNoRow : move.row;  // the next sequence there is another one
-    }
-    pool_.release(row);
-    host_.release(row);
-  }
+  void release(Row row) noexcept;
   [[nodiscard]] std::span<const BlockId> table(std::size_t group, Row row) const noexcept {
     return pool_.table(group, row);
   }

@@ -350,7 +350,7 @@ TEST_CASE("Where plans may overtake each other a fork waits for its own copy") {
   CHECK(tokens_of(s.plan(TimeNs{})) == Scheduled{{3, 1}});  // `copying` may still run later
 }
 
-TEST_CASE("The order of started prompts does not depend on who has left", "[.]") {
+TEST_CASE("The order of started prompts does not depend on who has left") {
   // 1 and 2 start, 7 and 8 go on with them, and all four are abandoned: they come back youngest
   // first. 3 to 5 have come and gone; the places that they left in a list must not be seen.
   for (const bool had_others : {false, true}) {

@@ -134,6 +134,24 @@ Status TieredPool<Pool>::fork(Row from, Row to, std::int64_t tokens) noexcept {
   return whole > 0 ? host_.fork(from, to, whole * block_size_) : kOk;
 }
 
+template <class Pool>
+void TieredPool<Pool>::release(Row row) noexcept {
+  std::int64_t first_load = -1;
+  for (Move& move : moves_) {
+    if (move.row == row && !move.swap.to_host) {
+      first_load = first_load < 0 ? move.index : min_of<std::int64_t>(first_load, move.index);
+    }
+  }
+  if (first_load >= 0) {
+    withdraw(row, first_load * block_size_);  // nobody loads them: who shares them reads nothing
+  }
+  for (Move& move : moves_) {
+    move.row = move.row == row ? kNoRow : move.row;  // the next sequence there is another one
+  }
+  pool_.release(row);
+  host_.release(row);
+}
+
 /// Moves of the row's blocks from `first` on that nobody was told yet need not be made: loads, and
 /// with `with_writes` what would write content that never came to be.
 template <class Pool>

@@ -38,7 +38,12 @@ Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std:
       std::int64_t{1} << 30));
   view.prompt_length = view.known_length = view.cacheable_length = given;
   view.digest_unit = is_tokens ? 0 : prompt.digest_unit;
-  const Status status = policies_.pool.pin(view, tokens, until);
+  // Blocks that are kept for running sequences are not for pins.
+  const std::int64_t idle = policies_.pool.match(view, tokens).idle_blocks;
+  const Status status = idle <= max_of<std::int64_t>(spare_blocks(), 0)
+                            ? policies_.pool.pin(view, tokens, until)
+                            : Status{Errc::QueueFull, "blocks", idle, spare_blocks(),
+                                     "the free blocks are kept for running sequences"};
   if (flight_.is_on()) {
     record_pin(prompt, scope, tokens, until, status.is_ok());
   }

@@ -183,7 +183,9 @@ template <class P>
 void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
                                          const Composition& composition, Budget& budget) noexcept {
   if (composition.prefill && prefilling_.size() > 0) {
+    prefilling_.set_walked(true);
     plan_prefills(record, budget);
+    prefilling_.set_walked(false);
   }
   if (composition.admit && !(waiting_.empty() && (num_parked_ == 0 || num_running_ > 0))) {
     admit(record, limits, budget);
@@ -194,10 +196,12 @@ template <class P>
 void SchedulerCore<P>::plan_decodes(PlanRecord& record, Budget& budget) noexcept {
   // From the first row that the last step left out to the end, then from the front up to there.
   const std::int32_t start = decoding_.start();
+  decoding_.set_walked(true);
   if (plan_decodes_between(record, start, decoding_.end(), budget) &&
       plan_decodes_between(record, 0, start, budget)) {
     decoding_.set_start(0);
   }
+  decoding_.set_walked(false);
 }
 
 /// Plans the decodes of list entries [index, end); false if the budget ran out before.

@@ -307,7 +307,7 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
   }
   if (is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
-  } else if (!caps_.rollback && is_spoiled) {
+  } else if ((!caps_.rollback && is_spoiled) || PoolOptions::must_leave(policies_.pool, Row{row})) {
     send_back(row);
   }
 }

@@ -177,7 +177,7 @@ struct alignas(64) RowState {
 class RowList {
  public:
   Status allocate(std::size_t rows) noexcept {
-    return rows_.allocate(2 * rows + 2, "max_sequences");
+    return rows_.allocate(4 * rows + 4, "max_sequences");
   }
 
   [[nodiscard]] std::int32_t size() const noexcept { return live_; }
@@ -192,10 +192,13 @@ class RowList {
   void set_start(std::int32_t index) noexcept { start_ = index; }
 
   void add(std::int32_t row, RowState* states) noexcept {
+    if (rows_.size() == rows_.capacity() && !is_walked_) {
+      close_holes(states);
+    }
     std::int32_t index = end();
     if (rows_.size() < rows_.capacity()) {
       rows_.push_back(row);
-    } else {  // rows that came and went in this step have left holes
+    } else {  // rows that came and went during the walk have left holes
       do {
         --index;
       } while (rows_[static_cast<std::size_t>(index)] >= 0);
@@ -210,9 +213,15 @@ class RowList {
   }
   /// Call between walks, never during one.
   void squeeze(RowState* states) noexcept {
-    if (end() <= 2 * live_ + 1 && rows_.size() * 2 <= rows_.capacity()) {
-      return;
+    if (end() > 2 * live_ + 1 || rows_.size() * 2 > rows_.capacity()) {
+      close_holes(states);
     }
+  }
+  /// While somebody walks over the list its rows keep their places.
+  void set_walked(bool is_walked) noexcept { is_walked_ = is_walked; }
+
+ private:
+  void close_holes(RowState* states) noexcept {
     std::size_t to = 0;
     std::int32_t start = 0;
     for (std::size_t from = 0; from < rows_.size(); ++from) {
@@ -228,10 +237,10 @@ class RowList {
     start_ = start;
   }
 
- private:
   FixedVector<std::int32_t> rows_;
   std::int32_t live_ = 0;
   std::int32_t start_ = 0;
+  bool is_walked_ = false;
 };
 
 }  // namespace detail
