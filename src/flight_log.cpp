@@ -335,8 +335,7 @@ Request to_request(const FlightRecord& record, bool has_content, FlightRequestSc
   request.start_by = {from.start_by};
   request.finish_by = {from.finish_by};
   request.slo = {{from.ttft}, {from.tpot}};
-  request.scope = {from.model_epoch,     from.tenant_salt,          from.adapter_id,
-                   from.adapter_version, from.has_tenant_salt != 0, from.has_adapter != 0};
+  request.scope = scope_of(from);
   request.max_new_tokens = from.max_new_tokens;
   request.min_new_tokens = from.min_new_tokens;
   request.num_samples = from.num_samples;

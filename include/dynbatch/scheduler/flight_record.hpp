@@ -5,6 +5,7 @@
 /// requests waited. Meaning and use: docs/flight_recorder.md.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/model/request.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -317,6 +318,17 @@ struct FlightGap {
 };
 
 namespace detail {
+
+/// Puts a scope into a record of a request or a pin.
+template <class Record>
+constexpr void put_scope(Record& to, const CacheScope& scope) noexcept {
+  to.model_epoch = scope.model_epoch;
+  to.tenant_salt = scope.tenant_salt;
+  to.adapter_id = scope.adapter_id;
+  to.adapter_version = scope.adapter_version;
+  to.has_tenant_salt = scope.has_tenant_salt ? 1 : 0;
+  to.has_adapter = scope.has_adapter ? 1 : 0;
+}
 
 /// What may be written to a log as it lies in memory: no byte of it is padding.
 template <class T>

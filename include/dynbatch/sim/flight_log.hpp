@@ -109,6 +109,13 @@ class DYNBATCH_API FlightLogReader {
   std::vector<GroupSpec> groups_;
 };
 
+/// The scope of a recorded request or pin.
+template <class Record>
+[[nodiscard]] CacheScope scope_of(const Record& from) noexcept {
+  return {from.model_epoch,     from.tenant_salt,          from.adapter_id,
+          from.adapter_version, from.has_tenant_salt != 0, from.has_adapter != 0};
+}
+
 /// Reads a whole file; Unreadable if that fails.
 [[nodiscard]] DYNBATCH_API FlightFault read_flight_log(const std::string& path,
                                                        std::vector<std::byte>& out);

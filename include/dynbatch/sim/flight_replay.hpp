@@ -155,14 +155,8 @@ class LogReplayer {
     prompt.digests = record_.digests;
     prompt.length = from.tokens;
     prompt.digest_unit = from.digest_unit;
-    CacheScope scope;
-    scope.model_epoch = from.model_epoch;
-    scope.tenant_salt = from.tenant_salt;
-    scope.adapter_id = from.adapter_id;
-    scope.adapter_version = from.adapter_version;
-    scope.has_tenant_salt = from.has_tenant_salt != 0;
-    scope.has_adapter = from.has_adapter != 0;
-    const bool is_pinned = scheduler_.pin(prompt, scope, from.tokens, {from.until}).is_ok();
+    const bool is_pinned =
+        scheduler_.pin(prompt, scope_of(from), from.tokens, {from.until}).is_ok();
     if (is_pinned != (from.is_pinned != 0)) {
       differ("pin", from.is_pinned, is_pinned ? 1 : 0);
     }

@@ -110,7 +110,6 @@ class SchedulerCore {
     bool preempted = false;      ///< Somebody lost its blocks in this step: nobody is admitted.
     bool chunk_dropped = false;  ///< A planned chunk lost its row.
     std::int32_t prefill_chunks = 0;
-    std::int32_t decode_chunks = 0;
   };
 
   // core_intake.hpp
@@ -134,7 +133,6 @@ class SchedulerCore {
 
   // core_rows.hpp
   std::int32_t take_row(std::uint32_t slot) noexcept;
-  void free_row(std::int32_t row) noexcept;
   void detach_row(std::int32_t row, bool requeue) noexcept;
   void finish_detach(std::int32_t row) noexcept;
   void set_phase(std::int32_t row, RowPhase phase) noexcept;
@@ -270,8 +268,15 @@ class SchedulerCore {
   [[nodiscard]] FinishReason stop_reason(const RowState& r, Token token) const noexcept;
   void finish_row(std::int32_t row, FinishReason reason, TimeNs now,
                   StepFeedback& feedback) noexcept;
-  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest, bool is_charged,
-                  bool is_spoiled, bool is_fatal, TimeNs now) noexcept;
+  /// What is known of a chunk that did not run, or not to its end.
+  struct Undoing {
+    bool is_youngest = false;  ///< No younger plan names its row.
+    bool is_charged = false;   ///< It counts as a retry.
+    bool is_spoiled = false;   ///< It may have left what only a rollback takes back.
+    bool is_fatal = false;     ///< Its request fails.
+  };
+  void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, const Undoing& how,
+                  TimeNs now) noexcept;
   void prune_loads(PlanRecord& record) noexcept;
   void lose_moves(const PlanRecord& record) noexcept;
   void reset_readers() noexcept;

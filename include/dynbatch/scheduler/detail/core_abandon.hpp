@@ -62,8 +62,13 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
       RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
       const ChunkUndo& undo = record.undo[i - 1];
       const bool is_valid = r.epoch == undo.epoch;
-      undo_chunk(chunk, undo, true, why == AbandonReason::Lost && p == first,
-                 why == AbandonReason::Lost, why == AbandonReason::Fatal, now_);
+      const bool is_lost = why == AbandonReason::Lost;
+      undo_chunk(chunk, undo,
+                 {.is_youngest = true,
+                  .is_charged = is_lost && p == first,
+                  .is_spoiled = is_lost,
+                  .is_fatal = why == AbandonReason::Fatal},
+                 now_);
       // The host may not have seen the plan's deltas: they are told again.
       r.told_blocks = min_of(r.told_blocks, undo.blocks_before);
       if (is_valid && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {

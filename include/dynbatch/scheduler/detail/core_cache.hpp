@@ -58,13 +58,8 @@ void SchedulerCore<P>::record_pin(const Prompt& prompt, const CacheScope& scope,
   FlightPin f;
   f.until = until.ns;
   f.tokens = tokens;
-  f.model_epoch = scope.model_epoch;
-  f.tenant_salt = scope.tenant_salt;
-  f.adapter_id = scope.adapter_id;
-  f.adapter_version = scope.adapter_version;
+  put_scope(f, scope);
   f.digest_unit = is_tokens ? 0 : prompt.digest_unit;
-  f.has_tenant_salt = scope.has_tenant_salt ? 1 : 0;
-  f.has_adapter = scope.has_adapter ? 1 : 0;
   f.is_pinned = is_pinned ? 1 : 0;
   if (config_.flight_log_prompts) {
     f.num_content = is_tokens ? tokens : ceil_div(tokens, std::int64_t{prompt.digest_unit});

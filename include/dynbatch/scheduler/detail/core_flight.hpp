@@ -82,10 +82,7 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
   f.finish_by = r.finish_by.ns;
   f.ttft = r.slo.ttft.ns;
   f.tpot = r.slo.tpot.ns;
-  f.model_epoch = r.scope.model_epoch;
-  f.tenant_salt = r.scope.tenant_salt;
-  f.adapter_id = r.scope.adapter_id;
-  f.adapter_version = r.scope.adapter_version;
+  put_scope(f, r.scope);
   f.prompt_length = r.prompt_length;
   f.max_new_tokens = r.open_ended ? kOpenEnded : r.max_new;
   f.min_new_tokens = r.min_new;
@@ -96,8 +93,6 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
   f.num_needs = r.num_needs;
   f.num_stop = r.num_stop;
   f.request_class = static_cast<std::uint8_t>(r.request_class);
-  f.has_tenant_salt = r.scope.has_tenant_salt ? 1 : 0;
-  f.has_adapter = r.scope.has_adapter ? 1 : 0;
   f.no_prefix_read = r.no_prefix_read ? 1 : 0;
   f.sync_decode = r.sync_decode ? 1 : 0;
   f.atomic_prefill = r.atomic_prefill ? 1 : 0;

@@ -121,8 +121,10 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
         is_withdrawn || (outcome.kind != OutcomeKind::Ok && outcome.kind != OutcomeKind::Stop);
     if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
       const bool has_failed = outcome.kind == OutcomeKind::Failed;
-      undo_chunk(record.chunks[i], record.undo[i], false, has_failed,
-                 has_failed || result.outcomes[i].kind != OutcomeKind::NotRun, false, now);
+      undo_chunk(record.chunks[i], record.undo[i],
+                 {.is_charged = has_failed,
+                  .is_spoiled = has_failed || result.outcomes[i].kind != OutcomeKind::NotRun},
+                 now);
     } else if (outcome.kind == OutcomeKind::Partial) {
       Chunk rest = record.chunks[i];
       // A decode that was cut short produced nothing that stands: it runs again as a whole.
@@ -131,7 +133,7 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
       if (r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining) {
         r.committed = rest.first_position;
       }
-      undo_chunk(rest, record.undo[i], false, false, false, false, now);
+      undo_chunk(rest, record.undo[i], {}, now);
     }
   }
   if (is_withdrawn) {
@@ -283,11 +285,9 @@ void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs 
 }
 
 /// A chunk that did not run, or not to its end: the row stands again at the chunk's first position.
-/// If it isn't the youngest one of its row, the younger ones become void. `is_spoiled`: it may have
-/// changed more than an executor without rollback can take back.
+/// If it isn't the youngest one of its row, the younger ones become void.
 template <class P>
-void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, bool is_youngest,
-                                  bool is_charged, bool is_spoiled, bool is_fatal,
+void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, const Undoing& how,
                                   TimeNs now) noexcept {
   const std::int32_t row = chunk.row.value;
   RowState& r = rows_[static_cast<std::size_t>(row)];
@@ -298,16 +298,17 @@ void SchedulerCore<P>::undo_chunk(const Chunk& chunk, const ChunkUndo& undo, boo
   }
   RequestRecord& record = desk_[r.slot];
   roll_back(row, chunk.first_position,
-            is_youngest ? r.pending_samples - (chunk.num_samples > 0 ? 1 : 0) : 0,
+            how.is_youngest ? r.pending_samples - (chunk.num_samples > 0 ? 1 : 0) : 0,
             undo.phase_before);
-  r.is_stale = !is_youngest && r.in_flight > 1;
-  record.retries += is_charged ? 1 : 0;
+  r.is_stale = !how.is_youngest && r.in_flight > 1;
+  record.retries += how.is_charged ? 1 : 0;
   if (flight_.is_on()) {
-    record_undone(r, is_charged, false);
+    record_undone(r, how.is_charged, false);
   }
-  if (is_fatal || record.retries > config_.max_retries) {
+  if (how.is_fatal || record.retries > config_.max_retries) {
     end_request(r.slot, EventKind::Failed, FinishReason::None, Errc::ExecutorFailed, now);
-  } else if ((!caps_.rollback && is_spoiled) || PoolOptions::must_leave(policies_.pool, Row{row})) {
+  } else if ((!caps_.rollback && how.is_spoiled) ||
+             PoolOptions::must_leave(policies_.pool, Row{row})) {
     send_back(row);
   }
 }
