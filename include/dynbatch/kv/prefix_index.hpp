@@ -337,8 +337,10 @@ class PrefixIndex {
   [[nodiscard]] NodeRun free_run(std::int32_t free_node, std::int32_t first_unused) const noexcept;
   // append_side_by_side() of a chunk of blank blocks. False: it is none.
   bool append_chunk(const BlockId* blocks, std::int32_t first, std::int32_t above,
-                    std::uint64_t last_id, PlanId plan, const unsigned char* content,
-                    std::uint32_t flags) noexcept;
+                    std::uint64_t last_id, PlanId plan, std::uint32_t flags) noexcept;
+  // Stores the content of `count` nodes from `node` on, which lies side by side at `content`.
+  void copy_contents(std::int32_t node, const void* content, std::int32_t count,
+                     std::uint32_t flags) noexcept;
 
   PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept;
 

@@ -3,6 +3,7 @@
 #include <dynbatch/kv/prefix_index.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -186,12 +187,44 @@ TEST_CASE("PrefixIndex enters a run of blocks as it would enter them one by one"
   CHECK(at_once.check(8).is_ok());
 }
 
+TEST_CASE("A content cursor goes on over pages that lie side by side and nowhere else") {
+  constexpr std::int32_t kPage = 16;
+  constexpr std::uint32_t kPages = 12;
+  const std::vector<std::uint32_t> pages = {3, 4, 5, 6, 0, 1, 8, 7, 9, 10};  // 11 is unused memory.
+  std::vector<Token> storage(kPage * kPages);
+  for (std::size_t i = 0; i < storage.size(); ++i) {
+    storage[i] = static_cast<Token>(i);
+  }
+  SequenceContentView view{};
+  view.storage = storage.data();
+  view.pages = pages.data();
+  view.page_tokens = kPage;
+  view.token_base = GENERATE(0, 8);
+  view.known_length = GENERATE(1, 17, 100, 152);
+  const std::int64_t num_blocks = (view.known_length + 3) / 4;
+  detail::ContentCursor cursor(view, 4, 0);
+  std::int64_t longest = 0;
+  for (std::int64_t block = 0; block < num_blocks;) {
+    const std::int64_t left = std::min(cursor.num_left(), num_blocks - block);
+    REQUIRE(left > 0);
+    longest = std::max(longest, left);
+    const auto* data = static_cast<const Token*>(cursor.data());
+    for (std::int64_t i = 0; i < left; ++i) {
+      REQUIRE(data + 4 * i == view.tokens_at(4 * (block + i)));
+    }
+    cursor.skip(left);
+    block += left;
+  }
+  CHECK((view.known_length < 100 || longest == 12));  // Pages 4 to 6; the first stands alone.
+}
+
 TEST_CASE("Blocks whose ids lie side by side are entered like any others") {
   constexpr std::int64_t kCount = 61;
   const std::int32_t step = GENERATE(1, -1);
   const std::int32_t odd = GENERATE(-1, 5, 20, 35, 59);  // Not blank.
-  // Nodes were never used, come back in order, or come back mixed.
-  const int used = GENERATE(0, 1, 2);
+  // Nodes were never used, come back in order, come back mixed, or in order but for some between
+  // the chunks.
+  const int used = GENERATE(0, 1, 2, 3);
   const bool is_digest = GENERATE(false, true);
   INFO("step " << step << ", odd " << odd << ", used " << used << ", digest " << is_digest);
   std::vector<Token> tokens(4 * kCount);  // Also read as digests: 16 bytes a block both.
@@ -216,8 +249,16 @@ TEST_CASE("Blocks whose ids lie side by side are entered like any others") {
     detail::ContentCursor cursor(view, 4, 1);
     REQUIRE(index.append(std::span(blocks).subspan(1), last, is_digest, cursor, PlanId{1}) ==
             kCount - 1);
+    std::vector<std::size_t> order;  // In which the nodes will be used again.
+    for (std::size_t k = 0; k < blocks.size(); ++k) {
+      order.push_back(used == 2 ? k * 7 % blocks.size() : k);
+    }
+    if (used == 3) {  // 1..16, then 33..48 the other way round, then 17..32
+      std::rotate(order.begin() + 17, order.begin() + 33, order.begin() + 49);
+      std::reverse(order.begin() + 17, order.begin() + 33);
+    }
     for (std::size_t k = blocks.size(); k-- > 0;) {
-      index.remove(blocks[used == 1 ? k : k * 7 % blocks.size()]);
+      index.remove(blocks[order[k]]);
     }
   }
   const auto first_odd = odd < 0 ? kCount : std::int64_t{odd};

@@ -16,6 +16,7 @@ namespace detail {
 inline constexpr std::size_t kChunk = 16;
 
 using Lanes [[gnu::vector_size(16)]] = std::int32_t;
+using WideLanes [[gnu::vector_size(16)]] = std::uint64_t;
 
 // Four values from any address.
 template <class T>

@@ -61,11 +61,26 @@ class ContentCursor {
       data_ = reinterpret_cast<const unsigned char*>(content_->tokens_at(position_));
       const std::int64_t offset = (position_ + content_->token_base) % content_->page_tokens;
       left_ = (content_->page_tokens - offset) / block_size_;
+      left_ += num_adjacent_pages(content_->known_length) * content_->page_tokens / block_size_;
       return;
     }
     data_ = content_->digest_bytes_at(position_);
     left_ = step_ != 0 ? content_->digests_left_at(position_)
                        : (content_->digest_unit - position_ % content_->digest_unit) / block_size_;
+  }
+
+  // Pages behind the one that holds the position that follow it in memory. Not asked for the first
+  // page: most prompts that differ do so there.
+  [[nodiscard]] std::int64_t num_adjacent_pages(std::int64_t known_length) noexcept {
+    const std::uint32_t* const pages = content_->pages;
+    const std::int64_t page = (position_ + content_->token_base) / content_->page_tokens;
+    const std::int64_t last = (known_length - 1 + content_->token_base) / content_->page_tokens;
+    std::int64_t n = 0;
+    while (has_turned_ && page + n < last && pages[page + n + 1] == pages[page + n] + 1) {
+      ++n;
+    }
+    has_turned_ = true;
+    return n;
   }
 
   const SequenceContentView* content_;
@@ -74,6 +89,7 @@ class ContentCursor {
   std::int64_t block_size_;
   std::int64_t position_;
   std::size_t step_;
+  bool has_turned_ = false;
 };
 
 }  // namespace detail

@@ -47,12 +47,23 @@ std::int64_t PrefixIndex<Hash>::append_side_by_side(std::span<const BlockId> blo
   std::uint64_t id = first_id;
   const std::size_t num_ahead = blocks.size() > kAhead ? blocks.size() - kAhead : 0;
   const bool is_dense = step == bytes_of((flags & kIsDigest) != 0);
+  // Content of chunks is copied for as many as lie side by side at once.
+  std::int32_t copied = 0;
+  std::int32_t num_uncopied = 0;
+  const unsigned char* uncopied = content;
   std::size_t i = 0;
   for (; i < blocks.size(); ++i) {
     if (is_dense && i % detail::kChunk == 0 && i + detail::kChunk <= blocks.size()) {
       const NodeRun run = free_run(free_node, first_unused);
-      if (run.first >= 0 &&
-          append_chunk(blocks.data() + i, run.first, above, id, plan, content, flags)) {
+      if (run.first >= 0 && append_chunk(blocks.data() + i, run.first, above, id, plan, flags)) {
+        if (run.first != copied + num_uncopied ||
+            content != uncopied + static_cast<std::size_t>(num_uncopied) * step) {
+          copy_contents(copied, uncopied, num_uncopied, flags);
+          copied = run.first;
+          uncopied = content;
+          num_uncopied = 0;
+        }
+        num_uncopied += static_cast<std::int32_t>(detail::kChunk);
         free_node = run.next_free;
         first_unused = run.next_unused;
         above = run.first + static_cast<std::int32_t>(detail::kChunk) - 1;
@@ -86,6 +97,7 @@ std::int64_t PrefixIndex<Hash>::append_side_by_side(std::span<const BlockId> blo
     above = node;
     above_id = id;
   }
+  copy_contents(copied, uncopied, num_uncopied, flags);
   free_node_ = free_node;
   first_unused_ = first_unused;
   last_id_ = id;
@@ -98,6 +110,18 @@ std::int64_t PrefixIndex<Hash>::append_side_by_side(std::span<const BlockId> blo
   }
   parent = {above};
   return static_cast<std::int64_t>(i);
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::copy_contents(std::int32_t node, const void* content, std::int32_t count,
+                                      std::uint32_t flags) noexcept {
+  const auto n = static_cast<std::size_t>(count);
+  if ((flags & kIsDigest) != 0) {
+    std::memcpy(static_cast<void*>(digests_.data() + node), content, n * sizeof(ContentDigest));
+  } else {
+    std::memcpy(contents_.data() + static_cast<std::size_t>(node) * content_bytes_, content,
+                n * content_bytes_);
+  }
 }
 
 template <class Hash>
@@ -119,34 +143,45 @@ typename PrefixIndex<Hash>::NodeRun PrefixIndex<Hash>::free_run(
 template <class Hash>
 bool PrefixIndex<Hash>::append_chunk(const BlockId* blocks, std::int32_t first, std::int32_t above,
                                      std::uint64_t last_id, PlanId plan,
-                                     const unsigned char* content, std::uint32_t flags) noexcept {
+                                     std::uint32_t flags) noexcept {
   constexpr auto kChunk = static_cast<std::int32_t>(detail::kChunk);
   const detail::BlockChunk chunk = detail::chunk_at(blocks);
   std::int32_t* const entries = entries_.data() + chunk.lowest;
   if (chunk.step == 0 || !detail::are_zero(entries)) {
     return false;
   }
-  std::uint64_t* const plans = plans_.data() + chunk.lowest;
   Node* const nodes = nodes_.data();
-  std::uint64_t above_id = nodes[above].id;
+  const detail::WideLanes plans = detail::WideLanes{} + plan.value;
+  unsigned char* const out_plans = reinterpret_cast<unsigned char*>(plans_.data() + chunk.lowest);
+  for (std::size_t k = 0; k < detail::kChunk * sizeof(plan.value); k += sizeof(plans)) {
+    std::memcpy(out_plans + k, &plans, sizeof(plans));
+  }
+  detail::Lanes some = chunk.step > 0
+                           ? detail::Lanes{1, 2, 3, 4} + first
+                           : detail::Lanes{kChunk, kChunk - 1, kChunk - 2, kChunk - 3} + first;
+  for (std::int32_t k = 0; k < kChunk; k += 4, some += 4 * chunk.step) {
+    std::memcpy(entries + k, &some, sizeof(some));
+  }
+  // {id, parent_id} and {parent, child, block, flags}: two stores a node.
+  detail::WideLanes ids = {last_id + 1, nodes[above].id};
+  detail::Lanes links = {above, first + 1, blocks[0].value, static_cast<std::int32_t>(flags)};
   nodes[above].child = first;
-  std::int32_t entry = chunk.step > 0 ? first + 1 : first + kChunk;
-  for (std::int32_t k = 0; k < kChunk; ++k, entry += chunk.step) {
-    plans[k] = plan.value;
-    entries[k] = entry;
-    nodes[first + k] = {++last_id, above_id, above, first + k + 1, blocks[k].value, flags};
-    above_id = last_id;
-    above = first + k;
+  static_assert(sizeof(Node) == sizeof(ids) + sizeof(links));
+  const auto store = [&](Node& node) {
+    auto* const out = reinterpret_cast<unsigned char*>(&node);
+    std::memcpy(out, &ids, sizeof(ids));
+    std::memcpy(out + sizeof(ids), &links, sizeof(links));
+  };
+  store(nodes[first]);
+  ids[1] = last_id;
+  links[0] = first - 1;
+  const detail::Lanes next = {1, 1, chunk.step, 0};
+  for (std::int32_t k = 1; k < kChunk; ++k) {
+    ids += 1;
+    links += next;
+    store(nodes[first + k]);
   }
-  nodes[above].child = -1;
-  const bool is_digest = (flags & kIsDigest) != 0;
-  if (is_digest) {
-    std::memcpy(static_cast<void*>(digests_.data() + first), content,
-                detail::kChunk * sizeof(ContentDigest));
-  } else {
-    std::memcpy(contents_.data() + static_cast<std::size_t>(first) * content_bytes_, content,
-                detail::kChunk * content_bytes_);
-  }
+  nodes[first + kChunk - 1].child = -1;
   return true;
 }
 
