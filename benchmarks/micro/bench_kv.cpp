@@ -10,6 +10,7 @@
 #include <dynbatch/kv/slru.hpp>
 #include <dynbatch/kv/ttl.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -247,6 +248,89 @@ void extend(benchmark::State& state) {
 }
 BENCHMARK(extend<Lru>)->Name("BM_Extend/rows:1024");
 BENCHMARK(extend<AdaptiveLru>)->Name("BM_Extend/rows:1024/adaptive");
+
+// How cost depends on what the pool holds: `blocks` cached blocks in `prompts` prompts that share
+// nothing, and one of 32k tokens that is worked on.
+struct Filled {
+  Filled(std::int64_t blocks, std::int64_t prompts)
+      : pool(
+            make_pool(blocks + 2 * kHotBlocks, 4, std::max(kHotTokens, blocks / prompts * kBlock))),
+        hot(kHotTokens, 1) {
+    const std::int64_t tokens = blocks / prompts * kBlock;
+    for (std::int64_t i = 0; i < prompts; ++i) {
+      fill(pool, Row{0}, Prompt(tokens, static_cast<std::uint64_t>(i) + 7));
+      pool.release(Row{0});
+    }
+  }
+  static constexpr std::int64_t kHotTokens = 32768;
+  static constexpr std::int64_t kHotBlocks = kHotTokens / kBlock;
+  BlockPool<> pool;
+  Prompt hot;
+};
+
+void match_in_filled(benchmark::State& state) {
+  Filled f(state.range(0), state.range(1));
+  fill(f.pool, Row{0}, f.hot);
+  f.pool.release(Row{0});
+  const auto view = f.hot.view();
+  for (auto _ : state) {
+    const PrefixMatch m = f.pool.match(view, Filled::kHotTokens - 1);
+    benchmark::DoNotOptimize(m);
+  }
+}
+
+// One prompt after another that nobody has seen: look-up, eviction of 2,048 blocks, publishing and
+// release, each timed by itself.
+enum class Part { Miss, Evict, Insert, Release };
+template <Part kPart>
+void turn_over(benchmark::State& state) {
+  Filled f(state.range(0), state.range(1));
+  std::vector<Prompt> prompts;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    prompts.emplace_back(Filled::kHotTokens, 1000000 + i);
+  }
+  std::size_t next = 0;
+  std::int32_t round = 0;
+  for (auto _ : state) {
+    Prompt& prompt = prompts[next];
+    next = (next + 1) % prompts.size();
+    prompt.tokens[0] = 200000 + round++;  // Never the same again.
+    const auto view = prompt.view();
+    const Stopwatch miss;
+    const PrefixMatch m = f.pool.match(view, Filled::kHotTokens - 1);
+    const double miss_s = miss.seconds();
+    const Stopwatch evict;
+    const bool ok = f.pool.acquire(Row{0}, m) && f.pool.extend(Row{0}, Filled::kHotTokens);
+    const double evict_s = evict.seconds();
+    const Stopwatch insert;
+    f.pool.publish(Row{0}, view, Filled::kHotTokens, kNoPlan);
+    const double insert_s = insert.seconds();
+    const Stopwatch release;
+    f.pool.release(Row{0});
+    const double release_s = release.seconds();
+    state.SetIterationTime(kPart == Part::Miss     ? miss_s
+                           : kPart == Part::Evict  ? evict_s
+                           : kPart == Part::Insert ? insert_s
+                                                   : release_s);
+    if (!ok || m.num_tokens != 0) {
+      std::abort();
+    }
+  }
+}
+void held(benchmark::internal::Benchmark* b) {
+  for (const std::int64_t blocks : {10000, 100000, 1000000}) {
+    b->Args({blocks, blocks / 256});
+  }
+  for (const std::int64_t prompts : {100, 1000, 10000, 60000}) {
+    b->Args({480000, prompts});
+  }
+  b->ArgNames({"blocks", "prompts"});
+}
+BENCHMARK(match_in_filled)->Name("BM_Held/match:32768")->Apply(held);
+BENCHMARK(turn_over<Part::Miss>)->Name("BM_Held/miss:32768")->Apply(held)->UseManualTime();
+BENCHMARK(turn_over<Part::Evict>)->Name("BM_Held/evict:2048")->Apply(held)->UseManualTime();
+BENCHMARK(turn_over<Part::Insert>)->Name("BM_Held/insert:32768")->Apply(held)->UseManualTime();
+BENCHMARK(turn_over<Part::Release>)->Name("BM_Held/release:32768")->Apply(held)->UseManualTime();
 
 }  // namespace
 

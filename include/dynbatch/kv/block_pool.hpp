@@ -374,9 +374,9 @@ class BlockPool {
     return is_indexed(block) && store_.references(block) == 1 && !is_pending(block) &&
            block.value < store_.size();
   }
-  // Where the part of table[length, end) begins whose blocks all become cached.
-  [[nodiscard]] std::int32_t first_becoming_cached(const BlockId* table, std::int32_t length,
-                                                   std::int32_t end) const noexcept;
+  // Drops the references of the last blocks of table[length, end) as long as they become cached by
+  // that; returns where those begin.
+  std::int32_t drop_cacheable(const BlockId* table, std::int32_t length, std::int32_t end) noexcept;
   // Drops a reference to any block.
   void drop_block(BlockId block) noexcept {
     if (store_.references(block) > 1 || !config_.prefix_caching) {
@@ -400,7 +400,7 @@ class BlockPool {
     for (std::int32_t i = r.length; i > length;) {
       // Most often all of them become cached, then they do so at once.
       const std::int32_t end = i;
-      i = first_becoming_cached(table, length, i);
+      i = drop_cacheable(table, length, i);
       store_.keep_backwards({table, static_cast<std::size_t>(end)}, static_cast<std::size_t>(i));
       if (i > length) {
         drop_block(table[--i]);

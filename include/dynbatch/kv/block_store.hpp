@@ -139,21 +139,15 @@ class BlockStore {
            detail::are_one(&references_.data()[chunk.lowest]);
   }
 
-  /// drop_reference() and keep for the blocks of a row's path from index `first` on, the last one
-  /// first. Each has one reference and is usable.
+  /// Drops the only reference of usable blocks, which keep_backwards() has to take in then.
+  void drop_only_reference(detail::BlockChunk chunk) noexcept {
+    std::memset(&references_.data()[chunk.lowest], 0, detail::kChunk * sizeof(std::int32_t));
+  }
+  void drop_only_reference(BlockId block) noexcept { count(block) = 0; }
+
+  /// Makes the blocks of a row's path from index `first` on, which had their only reference
+  /// dropped, cached, the last one first.
   void keep_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
-    for (std::size_t i = first; i < path.size();) {
-      if (path.size() - i >= detail::kChunk) {
-        if (const auto chunk = detail::chunk_at(path.data() + i); chunk.step != 0) {
-          std::memset(&references_.data()[chunk.lowest], 0, detail::kChunk * sizeof(std::int32_t));
-          i += detail::kChunk;
-          continue;
-        }
-      }
-      for (const std::size_t end = min_of(i + detail::kChunk, path.size()); i < end; ++i) {
-        count(path[i]) = 0;
-      }
-    }
     eviction_.insert_backwards(path, first);
     num_cached_ += static_cast<std::int64_t>(path.size() - first);
     num_referenced_ -= static_cast<std::int64_t>(path.size() - first);

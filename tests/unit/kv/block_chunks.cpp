@@ -130,6 +130,9 @@ TEST_CASE("A store keeps long paths and nothing else of their neighbours") {
   const auto path = shuffled_stretches(random, kBlocks);
   const auto first = static_cast<std::size_t>(random.between(0, 200));
   const auto end = static_cast<std::size_t>(random.between(static_cast<std::int64_t>(first), 300));
+  for (std::size_t i = first; i < end; ++i) {
+    store.drop_only_reference(path[i]);
+  }
   store.keep_backwards(std::span(path).first(end), first);
   for (std::size_t i = 0; i < path.size(); ++i) {
     INFO(i);

@@ -69,6 +69,9 @@ TEST_CASE("BlockStore takes and keeps a path as it would its blocks one by one")
   for (BlockId& b : path) {
     b = store.allocate();
   }
+  for (const BlockId b : path) {
+    store.drop_only_reference(b);
+  }
   store.keep_backwards(path, 0);
   CHECK(store.num_cached() == 4);
   CHECK(store.num_referenced() == 0);

@@ -39,7 +39,7 @@ struct BlockChunk {
 };
 
 /// What the kChunk blocks at `path` are.
-[[nodiscard]] inline BlockChunk chunk_at(const BlockId* path) noexcept {
+[[nodiscard]] [[gnu::always_inline]] inline BlockChunk chunk_at(const BlockId* path) noexcept {
   const std::int32_t first = path[0].value;
   const std::int32_t step = path[1].value - first;
   if (step != 1 && step != -1) {

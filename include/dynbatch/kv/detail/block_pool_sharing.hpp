@@ -298,15 +298,15 @@ bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
 }
 
 template <class Eviction, class Hash>
-std::int32_t BlockPool<Eviction, Hash>::first_becoming_cached(const BlockId* table,
-                                                              std::int32_t length,
-                                                              std::int32_t end) const noexcept {
+std::int32_t BlockPool<Eviction, Hash>::drop_cacheable(const BlockId* table, std::int32_t length,
+                                                       std::int32_t end) noexcept {
   constexpr auto kChunk = static_cast<std::int32_t>(detail::kChunk);
   const bool sees_chunks = config_.prefix_caching && !has_pending();
   for (std::int32_t i = end; i > length;) {
     if (sees_chunks && i - length >= kChunk) {
       const auto chunk = detail::chunk_at(table + i - kChunk);
       if (chunk.step != 0 && index_.have_nodes(chunk) && store_.are_held_once(chunk)) {
+        store_.drop_only_reference(chunk);
         i -= kChunk;
         continue;
       }
@@ -315,6 +315,7 @@ std::int32_t BlockPool<Eviction, Hash>::first_becoming_cached(const BlockId* tab
       if (!becomes_cached(table[i - 1])) {
         return i;
       }
+      store_.drop_only_reference(table[i - 1]);
       prefetch(table[max_of(i - 1 - kPrefetchDistance, length)]);
     }
   }
