@@ -23,7 +23,7 @@ struct CountingModel {
   }
 };
 
-void append(std::string& line, const dynbatch::Event& event) {
+static void append(std::string& line, const dynbatch::Event& event) {
   for (const dynbatch::Token token : event.tokens) {
     line += fmt::format(" {}", token);
   }

@@ -152,7 +152,7 @@ class CacheReplay {
     Pool pool(pool_config, std::move(eviction));
     run.status =
         pool.attach({.max_rows = 1, .max_context_tokens = max_blocks_ * config_.block_size});
-    NextUses next_uses(trace_.requests.size());
+    NextUses next_uses(trace_.requests.size());  // NOLINT(misc-const-correctness): Belady's
     if constexpr (std::same_as<Eviction, Belady>) {
       for (std::size_t i = 0; i < trace_.requests.size(); ++i) {
         read_prompt(i);

@@ -93,7 +93,9 @@ const char* to_string(FlightFault fault) noexcept {
 }
 
 std::string describe_fault(FlightFault fault, std::uint64_t offset) {
-  const char* text = "";
+  const auto at = [&](const char* text) {
+    return fmt::format("{} at byte {}: {}", to_string(fault), offset, text);
+  };
   switch (fault) {
     case FlightFault::None:
       return "no fault";
@@ -109,22 +111,17 @@ std::string describe_fault(FlightFault fault, std::uint64_t offset) {
       return "no content: the log was recorded without flight_log_prompts, and plans over a pool "
              "that shares prefixes depend on what the prompts say";
     case FlightFault::Truncated:
-      text = "the log ends inside a record";
-      break;
+      return at("the log ends inside a record");
     case FlightFault::Corrupt:
-      text = "a record contradicts itself";
-      break;
+      return at("a record contradicts itself");
     case FlightFault::Gap:
-      text = "records are missing, because the log was not drained in time";
-      break;
+      return at("records are missing, because the log was not drained in time");
     case FlightFault::OtherScheduler:
-      text = "the scheduler to replay with was made in another way";
-      break;
+      return at("the scheduler to replay with was made in another way");
     case FlightFault::Difference:
-      text = "a plan or an answer came out differently";
-      break;
+      return at("a plan or an answer came out differently");
   }
-  return fmt::format("{} at byte {}: {}", to_string(fault), offset, text);
+  return at("unknown fault");
 }
 
 FlightFault read_flight_log(const std::string& path, std::vector<std::byte>& out) {

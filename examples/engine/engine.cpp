@@ -264,7 +264,8 @@ void Engine::feed_forward(std::int32_t first, std::int32_t last, std::int32_t la
     model_->route(layer, hidden(t), at(normed_, t), route);
     std::fill_n(at(mixed_, t), width_, 0.0F);
     for (std::int32_t k = 0; k < m.experts_per_token; ++k) {
-      ++(*counts_)[static_cast<std::size_t>(layer * m.num_experts + route.expert[k])];
+      ++(*counts_)[static_cast<std::size_t>(layer) * static_cast<std::size_t>(m.num_experts) +
+                   static_cast<std::size_t>(route.expert[k])];
     }
   }
   for (std::int32_t expert = 0; expert < m.num_experts; ++expert) {
@@ -326,8 +327,8 @@ void Engine::sample(const StepPlan& plan, StepResultBuffer& result) {
       const std::int32_t sample = chunk.sample + n;
       std::int32_t t = chunk.first_token + (chunk.logits_from - chunk.first_position);
       run_.assign(1, sample_at(chunk, t, sample));
-      while (t + 1 < end && accepts(tokens_[static_cast<std::size_t>(t + 1)], run_.back())) {
-        run_.back() = tokens_[static_cast<std::size_t>(t + 1)];
+      while (t + 1 < end && accepts(tokens_[static_cast<std::size_t>(t) + 1], run_.back())) {
+        run_.back() = tokens_[static_cast<std::size_t>(t) + 1];
         run_.push_back(sample_at(chunk, ++t, sample));
       }
       const std::int32_t newest = chunk.first_position + (t - chunk.first_token) + 1;

@@ -141,6 +141,7 @@ std::vector<Job> make_jobs(std::size_t count) {
   SplitMix64 rng(1);
   const auto prompt = [&](std::int64_t length) {
     std::vector<Token> out;
+    out.reserve(static_cast<std::size_t>(length));
     for (std::int64_t i = 0; i < length; ++i) {
       out.push_back(static_cast<Token>(rng.between(0, model_config().vocab - 1)));
     }

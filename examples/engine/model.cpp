@@ -160,8 +160,8 @@ void Model::rotate(float* values, std::int32_t count, std::int32_t position) con
   const std::int32_t half = count / 2;
   const float* turn = rotary_.data() + size(position) * size(count);
   for (std::int32_t i = 0; i < half; ++i) {
-    const float c = turn[2 * i];
-    const float s = turn[2 * i + 1];
+    const float c = turn[size(2 * i)];
+    const float s = turn[size(2 * i + 1)];
     const float a = values[i];
     const float b = values[i + half];
     values[i] = a * c - b * s;
@@ -189,10 +189,10 @@ void Model::project(std::int32_t layer_idx, const float* hidden, std::int32_t po
   if (config_.attention == Attention::GroupedQuery) {
     product(layer.query.data(), size(config_.width), query_floats(), normed, query);
     for (std::int32_t h = 0; h < config_.num_heads; ++h) {
-      rotate(query + h * config_.head_dim, config_.head_dim, position);
+      rotate(query + size(h) * size(config_.head_dim), config_.head_dim, position);
     }
     for (std::int32_t h = 0; h < config_.num_kv_heads; ++h) {  // keys; the values follow them
-      rotate(kv + h * config_.head_dim, config_.head_dim, position);
+      rotate(kv + size(h) * size(config_.head_dim), config_.head_dim, position);
     }
     return;
   }
@@ -206,8 +206,8 @@ void Model::project(std::int32_t layer_idx, const float* hidden, std::int32_t po
   product(layer.query.data(), size(config_.width), size(config_.num_heads * from_size), normed,
           from);
   for (std::int32_t h = 0; h < config_.num_heads; ++h) {
-    const float* head = from + h * from_size;
-    float* to = query + h * to_size;
+    const float* head = from + size(h) * size(from_size);
+    float* to = query + size(h) * size(to_size);
     product(layer.absorb.data() + size(h * config_.head_dim * config_.latent_dim),
             size(config_.head_dim), size(config_.latent_dim), head, to);
     std::copy_n(head + config_.head_dim, config_.rope_dim, to + config_.latent_dim);

@@ -40,7 +40,7 @@ struct PoolAttachment {
 /// loaded.
 [[nodiscard]] constexpr std::int64_t max_swaps(const PoolAttachment& attachment,
                                                std::int64_t block_size) noexcept {
-  return 2 * attachment.max_rows *
+  return std::int64_t{2} * attachment.max_rows *
              (attachment.max_context_tokens / (block_size > 0 ? block_size : 1) + 1) +
          64;
 }

@@ -12,7 +12,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
 template <class>
-inline constexpr bool always_false = false;
+inline constexpr bool always_false = false;  // NOLINT(readability-identifier-naming): as traits
 
 template <class P>
 concept HasConfig = requires(const typename P::Config& config) {

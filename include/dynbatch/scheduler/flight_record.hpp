@@ -332,7 +332,7 @@ constexpr void put_scope(Record& to, const CacheScope& scope) noexcept {
 
 /// What may be written to a log as it lies in memory: no byte of it is padding.
 template <class T>
-inline constexpr bool is_flight_part =
+inline constexpr bool is_flight_part =  // NOLINT(readability-identifier-naming): as traits
     std::is_trivially_copyable_v<T> && std::has_unique_object_representations_v<T>;
 
 static_assert(sizeof(FlightPrefix) == 8 && is_flight_part<FlightPrefix>);

@@ -69,8 +69,8 @@ class DecayingOrder {
     }
     lists_.advance(path.size() - first);
     // Heads in use learn it now; those before one that knows know too.
-    for (std::size_t i = first; i-- > 0 && lists_.note(path[i]) < level;) {
-      lists_.set_note(path[i], level);
+    for (std::size_t i = first; i > 0 && lists_.note(path[i - 1]) < level; --i) {
+      lists_.set_note(path[i - 1], level);
     }
   }
 
