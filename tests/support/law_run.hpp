@@ -330,6 +330,9 @@ class LawRun {
             50000U));
       }
     }
+    if (rng_.one_in(5)) {
+      add_media(r, length);
+    }
     q.max_new_tokens = rng_.one_in(15) ? 0 : (rng_.one_in(20) ? kOpenEnded : rng_.between(1, 30));
     if (rng_.one_in(3)) {
       r.stop.push_back(toy_token(q.user_data, rng_.between(0, 10)));
@@ -384,6 +387,19 @@ class LawRun {
     }
   }
 
+  /// From the same few items at the same few places, so that some requests have equal ones.
+  void add_media(ToyRequest& r, std::int64_t length) {
+    std::int64_t first = rng_.between(0, 5);
+    for (std::int64_t n = rng_.between(1, 4); n > 0; --n) {
+      const std::int64_t items = rng_.between(1, 7);
+      if (first + items > length) {
+        break;
+      }
+      r.media.push_back({first, items, {5, static_cast<std::uint64_t>(rng_.between(0, 1))}});
+      first += items + (rng_.one_in(2) ? 0 : rng_.between(0, 6));
+    }
+  }
+
   /// Pins the prompt of some request, live or long gone.
   void pin() {
     if (requests_.empty()) {
@@ -397,7 +413,7 @@ class LawRun {
                                     : r.prompt.length;
     const std::int64_t tokens = rng_.between(1, length);     // one draw after the other: compilers
     const DurationNs time{rng_.between(0, 30) * 1'000'000};  // order arguments as they like
-    const Status s = scheduler_->pin(r.prompt, r.scope, tokens, now_ + time);
+    const Status s = scheduler_->pin(r.prompt, r.scope, tokens, now_ + time, r.media);
     if (!s && s.code != Errc::NotFound && s.code != Errc::QueueFull &&
         s.code != Errc::InvalidArgument) {
       fail(std::string("unexpected answer to a pin: ") + to_string(s.code));

@@ -67,6 +67,7 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.blocks = rng.one_in(3) ? 200 : rng.between(4, 30);
   s.max_context = rng.between(12, 160);
   s.caching = mix.has_caching;
+  s.media_spans = rng.one_in(3) ? static_cast<std::int32_t>(rng.between(0, 3)) : 64;
   s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 3));
   s.rules.reserve = static_cast<AdmissionRules::Reserve>(rng.between(0, 3));
   s.rules.reserve_tokens = rng.between(1, 60);
@@ -162,8 +163,18 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
   if (rng.one_in(8)) {
     s.needs.push_back({0, rng.between(0, 4)});
   }
-  if (rng.one_in(20) && length > 2) {
-    s.media.push_back({rng.between(0, length - 2), 2, {}});
+  if (rng.one_in(5)) {
+    // From the same few items, at the same few places, so that some requests have equal ones.
+    const bool is_tiny = rng.one_in(3);
+    std::int64_t first = rng.between(0, 6);
+    for (std::int64_t n = rng.between(1, is_tiny ? 6 : 3); n > 0; --n) {
+      const std::int64_t items = is_tiny ? 1 : rng.between(1, 6);
+      if (first + items > length) {
+        break;
+      }
+      s.media.push_back({first, items, {5, static_cast<std::uint64_t>(rng.between(0, 1))}});
+      first += items + (rng.one_in(2) ? 0 : rng.between(0, 5));
+    }
   }
   return s;
 }

@@ -68,6 +68,7 @@ class Pair {
     config.max_plans_in_flight = setup.plans;
     config.max_draft_tokens = setup.drafts;
     config.max_retries = setup.retries;
+    config.max_media_spans = setup.media_spans;
     config.resource_caps[0] = setup.resource;
     auto made = Real::make(config, host, sizers[setup.sizer], NoSplit{}, NullBalancer{},
                            BlockPool<>({.num_blocks = setup.blocks,

@@ -190,6 +190,10 @@ class State {
                : 0;
   }
 
+  [[nodiscard]] std::size_t kept_media(const Query& query) const {
+    return std::min(query.given.media.size(), static_cast<std::size_t>(setup_.media_spans));
+  }
+
   /// What stands in the whole blocks of the first `tokens` positions that may be shared.
   [[nodiscard]] std::vector<Content> contents(const Sequence& s, std::int64_t tokens) const {
     const Query& query = *s.query;
@@ -212,6 +216,19 @@ class State {
         for (std::int64_t i = p; i < p + setup_.block_size; ++i) {
           content.push_back(token_at(s, i));
         }
+      }
+      std::int64_t items = 0;
+      for (std::size_t i = 0; i < kept_media(query); ++i) {
+        const MediaSpan& item = query.given.media[i];
+        if (item.first_position < p + setup_.block_size && item.first_position + item.length > p) {
+          content.insert(content.end(), {-1, static_cast<std::int64_t>(item.content.high),
+                                         static_cast<std::int64_t>(item.content.low),
+                                         p - item.first_position, item.length});
+          ++items;
+        }
+      }
+      if (items > setup_.block_size / 4 + 2) {
+        return out;  // nothing from here on is shared
       }
       out.push_back(std::move(content));
     }

@@ -32,6 +32,7 @@ struct Setup {
   std::int32_t drafts = 0;
   std::int32_t retries = 2;
   std::int64_t resource = 3;
+  std::int32_t media_spans = 64;
   // The sizer: 0 unbounded, 1 static, 2 token budget.
   int sizer = 0;
   std::int32_t sequences = std::numeric_limits<std::int32_t>::max();
@@ -55,12 +56,10 @@ struct Setup {
 /// A request with all that it points to.
 struct Submission : ToyRequest {
   std::vector<ResourceNeed> needs;
-  std::vector<MediaSpan> media;
 
   Request view() {
     ToyRequest::view();
     request.resources = needs;
-    request.media = media;
     return request;
   }
   [[nodiscard]] std::int64_t length() const {

@@ -32,6 +32,7 @@ struct ToyRequest {
   std::vector<Token> prompt;
   std::vector<ContentDigest> digests;
   std::vector<Token> stop;
+  std::vector<MediaSpan> media;
 
   /// The Request with its spans set.
   Request view() {
@@ -40,6 +41,7 @@ struct ToyRequest {
                                 : std::span<const Token>();
     request.prompt.digests = digests;
     request.stop_tokens = stop;
+    request.media = media;
     return request;
   }
 };
@@ -429,6 +431,17 @@ class ToyExecutor {
 
   /// Content of position p of a request: its token, or for a digest prompt the digest of its unit.
   std::uint64_t content(std::uint64_t tag, std::int32_t sample, std::int64_t p) const {
+    std::uint64_t value = word(tag, sample, p);
+    for (const MediaSpan& item : requests_.at(tag).media) {
+      if (p >= item.first_position && p < item.first_position + item.length) {
+        value = combine64(combine64(combine64(value, item.content.low), item.content.high),
+                          static_cast<std::uint64_t>(p - item.first_position));
+      }
+    }
+    return value;
+  }
+  /// The same without the media items.
+  std::uint64_t word(std::uint64_t tag, std::int32_t sample, std::int64_t p) const {
     const ToyRequest& r = requests_.at(tag);
     const std::int64_t prompt = prompt_length(tag);
     if (p >= prompt && beam_step_ > 0) {
@@ -507,7 +520,7 @@ class ToyExecutor {
       }
       const bool is_hidden =
           requests_.at(tag).request.prompt.kind == PromptKind::Digests && p < prompt;
-      if (!is_hidden && static_cast<std::uint64_t>(token) != content(tag, chunk.sample, p)) {
+      if (!is_hidden && static_cast<std::uint64_t>(token) != word(tag, chunk.sample, p)) {
         if (has_drafts && i > 0) {
           good = std::min(good, i);
         } else {

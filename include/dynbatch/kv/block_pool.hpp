@@ -15,6 +15,7 @@
 #include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
 #include <dynbatch/model/sequence_content.hpp>
@@ -315,6 +316,21 @@ class BlockPool {
       end = min_of(end, content.prompt_length / unit * unit);
     }
     return max_of<std::int64_t>(end, 0) / config_.block_size;
+  }
+
+  [[nodiscard]] bool may_share(const BlockMedia& media) const noexcept {
+    return media.count <= max_block_media(config_.block_size);
+  }
+  // The node of the block behind `parent`, or of a first block (kNoNode).
+  [[nodiscard]] PrefixNode find_block(const SequenceContentView& content, PrefixNode parent,
+                                      const void* data,
+                                      const BlockMedia& media) const noexcept {
+    if (!may_share(media)) {
+      return kNoNode;
+    }
+    return parent == kNoNode
+               ? index_.find_root({*content.scope, content.has_digests()}, data, media)
+               : index_.find_child(parent, data, content.has_digests(), media);
   }
 
   // Free blocks first, then victims; the caller knows that there are enough.

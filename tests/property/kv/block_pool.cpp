@@ -45,7 +45,46 @@ struct Story {
   bool is_digest;
   std::vector<int> blocks;        // Letter of each whole block.
   std::int64_t shareable_blocks;  // Of the content at full knowledge.
+  // Of each whole block: the items that overlap it, as (digest, where it begins in them, length).
+  std::vector<std::vector<std::int64_t>> media = {};
 };
+
+// Media items that stories choose from, so that many have equal ones: a few items, now and then so
+// many in one block that it is not shared.
+std::vector<MediaSpan> make_media(SplitMix64& random, const Shape& shape) {
+  std::vector<MediaSpan> items;
+  const bool has_tiny = random.one_in(4);
+  std::int64_t position = random.between(0, shape.max_tokens / 2);
+  for (std::int64_t n = random.between(1, has_tiny ? 8 : 3); n > 0; --n) {
+    const std::int64_t length = has_tiny ? 1 : random.between(1, shape.max_tokens / 4);
+    items.push_back({position, length, {3, static_cast<std::uint64_t>(random.between(0, 1))}});
+    position += length + (random.one_in(2) ? 0 : random.between(0, 2 * kBlock));
+  }
+  return items;
+}
+
+void add_media(Story& story, std::vector<MediaSpan> items) {
+  const std::int64_t length = story.content.length();
+  while (!items.empty() && items.back().first_position + items.back().length > length) {
+    items.pop_back();
+  }
+  for (std::size_t i = 0; i < story.blocks.size(); ++i) {
+    const std::int64_t begin = static_cast<std::int64_t>(i) * kBlock;
+    std::vector<std::int64_t> entries;
+    for (const MediaSpan& item : items) {
+      if (item.first_position < begin + kBlock && item.first_position + item.length > begin) {
+        entries.insert(entries.end(), {static_cast<std::int64_t>(item.content.low),
+                                       begin - item.first_position, item.length});
+      }
+    }
+    if (entries.size() / 3 > kBlock / 4 + 2) {
+      story.shareable_blocks =
+          std::min(story.shareable_blocks, static_cast<std::int64_t>(i));
+    }
+    story.media.push_back(entries);
+  }
+  story.content.set_media(std::move(items));
+}
 
 Story make_story(SplitMix64& random, const Shape& shape) {
   const int scope = static_cast<int>(random.between(0, 1));
@@ -334,16 +373,26 @@ class Model {
   std::uint64_t evictions = 0;
 
  private:
-  // Scope, kind, letters up to the end of the block, generation of the parent.
-  using Key = std::tuple<int, bool, std::vector<int>, int>;
+  // Scope, kind, letters and media up to the end of the block, generation of the parent.
+  using Key =
+      std::tuple<int, bool, std::vector<int>, std::vector<std::vector<std::int64_t>>, int>;
   struct Entry {
     std::vector<int> holders;
     int generation = 0;
   };
 
   static Key key(const Story& s, std::int64_t block, int generation) {
+    const auto media = s.media.begin() + (s.media.empty() ? 0 : block + 1);
     return {s.scope, s.is_digest, std::vector<int>(s.blocks.begin(), s.blocks.begin() + block + 1),
-            generation};
+            without_tail({s.media.begin(), media}), generation};
+  }
+  // A content without media is equal to one whose items come later.
+  static std::vector<std::vector<std::int64_t>> without_tail(
+      std::vector<std::vector<std::int64_t>> media) {
+    while (!media.empty() && media.back().empty()) {
+      media.pop_back();
+    }
+    return media;
   }
   void leave(int b) {
     const Key k = where_.at(b);
@@ -413,12 +462,20 @@ void run(std::uint64_t seed, int num_operations, const Shape& shape = {}) {
   Model<Eviction> model(pool.eviction(), shape.num_blocks);
   std::int64_t now = 0;
   std::vector<Story> stories;
+  std::vector<std::vector<MediaSpan>> layouts;
+  for (int i = 0; i < 5; ++i) {
+    layouts.push_back(make_media(random, shape));
+  }
   for (int i = 0; i < 40; ++i) {
     stories.push_back(make_story(random, shape));
+    if (random.one_in(2)) {
+      add_media(stories.back(), layouts[static_cast<std::size_t>(random.between(0, 4))]);
+    }
   }
   std::uint64_t plan = 0;
   std::uint64_t settled = 0;
   std::int64_t hits = 0;
+  std::int64_t media_hits = 0;
   std::int64_t withdrawals = 0;
 
   for (int op = 0; op < num_operations; ++op) {
@@ -442,6 +499,9 @@ void run(std::uint64_t seed, int num_operations, const Shape& shape = {}) {
       REQUIRE(m.idle_blocks == expected.idle);
       REQUIRE(m.newest_pending.value == expected.newest);
       hits += m.num_blocks;
+      for (std::int64_t b = 0; b < m.num_blocks && !story.media.empty(); ++b) {
+        media_hits += story.media[static_cast<std::size_t>(b)].empty() ? 0 : 1;
+      }
       PrefixMatch taken = m;
       taken.num_blocks = random.one_in(5) ? random.between(0, m.num_blocks) : m.num_blocks;
       if (random.one_in(20)) {
@@ -520,6 +580,7 @@ void run(std::uint64_t seed, int num_operations, const Shape& shape = {}) {
   }
   // The run means something only if these were common.
   CHECK(hits > num_operations / 50);
+  CHECK((num_operations < 10000 || media_hits > num_operations / 1000));
   CHECK(withdrawals > num_operations / 500);
   CHECK(model.evictions > static_cast<std::uint64_t>(num_operations / 50));
 }

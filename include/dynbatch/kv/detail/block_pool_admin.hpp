@@ -31,7 +31,8 @@ Status BlockPool<Eviction, Hash>::attach(const PoolAttachment& attachment) noexc
   s = s ? store_.attach(config_.num_blocks) : s;
   const auto block_bytes = static_cast<std::size_t>(config_.block_size) * sizeof(Token);
   s = s ? index_.attach(config_.prefix_caching ? config_.num_blocks : 0, block_bytes,
-                        config_.prefix_caching ? config_.max_kv_events : 0)
+                        config_.prefix_caching ? config_.max_kv_events : 0,
+                        max_block_media(config_.block_size))
         : s;
   if (!s) {
     return s;

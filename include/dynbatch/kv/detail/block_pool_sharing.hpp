@@ -22,17 +22,23 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   std::uint64_t newest = 0;
   std::int64_t found = 0;
   detail::ContentCursor cursor(content, config_.block_size, 0);
+  MediaCursor media(content.media, config_.block_size, 0);
+  std::int64_t plain_end = min_of(media.next(), num_blocks);
   while (found < num_blocks) {
     const void* data = cursor.next();
-    node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
-                           : index_.find_child(node, data, content.has_digests());
+    BlockMedia items;
+    if (found == plain_end) [[unlikely]] {
+      items = media.take();
+      plain_end = min_of(media.next(), num_blocks);
+    }
+    node = find_block(content, node, data, items);
     if (node == kNoNode) {
       break;
     }
     PrefixNode first = node;
     std::int64_t run = 1;
-    if (cursor.step() != 0 && found + 1 < num_blocks) {
-      run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), num_blocks - found - 1),
+    if (cursor.step() != 0 && found + 1 < plain_end) {
+      run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), plain_end - found - 1),
                          content.has_digests());
       cursor.skip(run - 1);
     }
@@ -108,10 +114,10 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
     }
   }
   ++state_;
+  const std::int64_t position = std::int64_t{r.num_published} * config_.block_size;
   if (end == r.num_published + 1 && node != kNoNode && index_.is_leaf(node) &&
-      index_.is_blank(table[r.num_published])) {
+      index_.is_blank(table[r.num_published]) && content.is_behind_media(position)) {
     // A row that decodes fills one block at a time.
-    const std::int64_t position = std::int64_t{r.num_published} * config_.block_size;
     const void* data = content.has_digests()
                            ? static_cast<const void*>(content.digest_bytes_at(position))
                            : content.tokens_at(position);
@@ -122,9 +128,11 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
   }
   const PrefixRoot root{*content.scope, content.has_digests()};
   detail::ContentCursor cursor(content, config_.block_size, r.num_published);
+  MediaCursor media(content.media, config_.block_size, r.num_published);
   while (r.num_published < end) {
-    if (node != kNoNode && index_.is_leaf(node)) {
-      const std::span<const BlockId> blocks(table + r.num_published, table + end);
+    const std::int64_t plain_end = min_of(media.next(), end);
+    if (node != kNoNode && index_.is_leaf(node) && r.num_published < plain_end) {
+      const std::span<const BlockId> blocks(table + r.num_published, table + plain_end);
       r.num_published +=
           static_cast<std::int32_t>(index_.append(blocks, node, root.is_digest, cursor, plan));
       if (r.num_published == end) {
@@ -132,10 +140,12 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
       }
     }
     const BlockId block = table[r.num_published];
-    if (!index_.is_blank(block) && !make_blank(block)) {
+    const BlockMedia items =
+        r.num_published == media.next() ? media.take() : BlockMedia{};
+    if (!may_share(items) || (!index_.is_blank(block) && !make_blank(block))) {
       break;
     }
-    node = index_.insert(block, node, root, cursor.next(), plan);
+    node = index_.insert(block, node, root, cursor.next(), plan, items);
     ++r.num_published;
   }
   note_tail(r, node);

@@ -8,9 +8,10 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 template <class Hash>
 Status PrefixIndex<Hash>::attach(std::int64_t num_blocks, std::size_t content_bytes,
-                                 std::int64_t max_events) noexcept {
+                                 std::int64_t max_events, std::int64_t max_media) noexcept {
   const auto n = static_cast<std::size_t>(num_blocks);
   content_bytes_ = content_bytes;
+  max_media_ = max_media;
   first_unused_ = 0;
   free_node_ = -1;
   num_nodes_ = 0;
@@ -24,6 +25,7 @@ Status PrefixIndex<Hash>::attach(std::int64_t num_blocks, std::size_t content_by
   s = s ? roots_.allocate(n, "num_blocks") : s;
   s = s ? digests_.allocate(n, "num_blocks") : s;
   s = s ? contents_.allocate(n * content_bytes_, "num_blocks") : s;
+  s = s ? media_.allocate(n * static_cast<std::size_t>(max_media_), "num_blocks") : s;
   s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
   s = s ? events_.attach(max_events) : s;
   return s;
@@ -107,12 +109,46 @@ KvEvent PrefixIndex<Hash>::event_of(KvEventKind kind, PrefixNode node) const noe
   event.block = block_of(node);
   const bool is_digest = (n.flags & kIsDigest) != 0;
   event.content_hash = content_hash(content_of(node.value, is_digest), bytes_of(is_digest));
+  if ((n.flags & kHasMedia) != 0) {
+    const MediaEntry* entry = media_of(node.value);
+    for (std::int64_t i = 0; i < max_media_ && entry->length != 0; ++i, ++entry) {
+      event.content_hash = entry_key(event.content_hash, *entry);
+    }
+  }
   return event;
 }
 
 template <class Hash>
-PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
-                                     const void* content) noexcept {
+std::uint64_t PrefixIndex<Hash>::entry_key(std::uint64_t key,
+                                           const MediaEntry& entry) noexcept {
+  key = combine(combine(key, entry.content.high), entry.content.low);
+  return combine(combine(key, static_cast<std::uint64_t>(entry.offset)),
+                 static_cast<std::uint64_t>(entry.length));
+}
+
+template <class Hash>
+std::uint64_t PrefixIndex<Hash>::media_key(std::uint64_t key,
+                                           const BlockMedia& media) noexcept {
+  for (std::int64_t i = 0; i < media.count; ++i) {
+    key = entry_key(key, media.entry(i));
+  }
+  return key;
+}
+
+template <class Hash>
+bool PrefixIndex<Hash>::equal_entries(const MediaEntry* entries,
+                                      const BlockMedia& media) const noexcept {
+  for (std::int64_t i = 0; i < media.count; ++i) {
+    if (i == max_media_ || !(entries[i] == media.entry(i))) {
+      return false;
+    }
+  }
+  return media.count == max_media_ || entries[media.count].length == 0;
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root, const void* content,
+                                     const BlockMedia& media) noexcept {
   const PrefixNode node{free_node_ >= 0 ? free_node_ : first_unused_};
   Node& n = at(node);
   if (free_node_ >= 0) {
@@ -122,20 +158,30 @@ PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
   }
   ++num_nodes_;
   store_content(node.value, content, root.is_digest);
-  const std::uint32_t flags = root.is_digest ? kIsDigest : 0;
+  std::uint32_t flags = root.is_digest ? kIsDigest : 0;
+  if (!media.empty()) {
+    DYNBATCH_ASSERT(media.count <= max_media_, "more media items than there is room for");
+    flags |= kHasMedia;
+    for (std::int64_t i = 0; i < media.count; ++i) {
+      media_of(node.value)[i] = media.entry(i);
+    }
+    if (media.count < max_media_) {
+      media_of(node.value)[media.count] = {};
+    }
+  }
   if (parent == kNoNode) {
     n = {++last_id_, 0, -1, -1, -1, flags};
     roots_.data()[node.value] = root;
-    enter(node, root_key(root, content));
+    enter(node, media_key(root_key(root, content), media));
     return node;
   }
   Node& p = at(parent);
   n = {++last_id_, p.id, parent.value, -1, -1, flags};
-  if (p.child < 0) {
-    p.child = node.value;
+  if (p.child < 0 && media.empty()) {
+    p.child = node.value;  // who follows links needn't ask for media
   } else {
     p.flags += kHashedChild;
-    enter(node, child_key(parent, content, root.is_digest));
+    enter(node, media_key(child_key(parent, content, root.is_digest), media));
   }
   return node;
 }
@@ -145,7 +191,7 @@ void PrefixIndex<Hash>::rename(PrefixNode node) noexcept {
   announce(KvEventKind::Removed, node);
   at(node).id = ++last_id_;
   at(node).child = -1;
-  at(node).flags &= kIsHashed | kIsDigest | kHasRing;
+  at(node).flags &= kIsHashed | kIsDigest | kHasRing | kHasMedia;
   announce(KvEventKind::Stored, node);
 }
 

@@ -82,8 +82,8 @@ class SchedulerCore {
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
   bool clear_cache() noexcept;
-  Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens,
-             TimeNs until) noexcept;
+  Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
+             std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] std::int64_t common_prefix_blocks() const noexcept;
   std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
@@ -328,7 +328,8 @@ class SchedulerCore {
   void record_preempted(const RowState& r) noexcept;
   void record_undone(const RowState& r, bool is_charged, bool is_reader) noexcept;
   void record_pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
-                  bool is_pinned) noexcept;
+                  std::span<const MediaSpan> media, bool is_pinned) noexcept;
+  void record_media(std::span<const MediaSpan> media) noexcept;
   void record_ended(const RequestRecord& root) noexcept;
   void note_wait(std::uint32_t slot, WaitCause cause) noexcept;
   void note_head(bool is_preempted) noexcept;

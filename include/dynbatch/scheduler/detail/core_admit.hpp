@@ -2,6 +2,7 @@
 #pragma once
 /// \file
 /// SchedulerCore: who of the waiting is let in.
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/scheduler/detail/core.hpp>
 
 #include <limits>
@@ -295,6 +296,9 @@ bool SchedulerCore<P>::same_content(std::uint32_t a, std::uint32_t b,
   }
   const SequenceContentView va = content(a, tokens);
   const SequenceContentView vb = content(b, tokens);
+  if (!equal_media(va.media, vb.media, tokens)) {
+    return false;
+  }
   if (va.has_digests()) {  // a digest covers the whole prefix
     return va.digest_at(tokens - 1) == vb.digest_at(tokens - 1);
   }

@@ -49,6 +49,7 @@ struct RequestRecord {
   std::int64_t max_new = 0;  ///< Resolved: the most outputs it may have.
   std::int64_t min_new = 0;
   std::int64_t cacheable = 0;   ///< No block beyond may be shared.
+  std::int32_t num_media = 0;   ///< Media items that the desk keeps of it.
   std::int64_t outputs = 0;     ///< While it runs, RowState::known is ahead of this.
   std::int64_t delivered = 0;   ///< Outputs handed out by poll().
   std::int64_t token_base = 0;  ///< Storage position of position p is p + token_base.

@@ -74,12 +74,8 @@ inline Status RequestDesk::admissible(const Request& r, Kind kind,
               "needs more of a resource than there is"};
     }
   }
-  for (const MediaSpan& span : r.media) {
-    if (span.first_position < 0 || span.length < 1 ||
-        span.length > prompt_length - span.first_position) {
-      return {Errc::InvalidArgument, "media", span.first_position, prompt_length,
-              "a span lies outside the prompt"};
-    }
+  if (const Status s = admissible_media(r.media, prompt_length); !s) {
+    return s;
   }
   // The last output needs no KV of its own.
   const std::int64_t positions = saturating_add(
@@ -103,6 +99,25 @@ inline Status RequestDesk::admissible(const Request& r, Kind kind,
     if (token < 0) {
       return {Errc::InvalidArgument, "prompt.tokens", token, 0, "token ids must not be negative"};
     }
+  }
+  return kOk;
+}
+
+/// Items lie in the prompt, by position, and none overlaps another.
+inline Status RequestDesk::admissible_media(std::span<const MediaSpan> media,
+                                            std::int64_t length) noexcept {
+  std::int64_t end = 0;
+  for (const MediaSpan& span : media) {
+    if (span.first_position < 0 || span.length < 1 ||
+        span.length > length - span.first_position) {
+      return {Errc::InvalidArgument, "media", span.first_position, length,
+              "a span lies outside the prompt"};
+    }
+    if (span.first_position < end) {
+      return {Errc::InvalidArgument, "media", span.first_position, end,
+              "spans must come by position and not overlap"};
+    }
+    end = span.first_position + span.length;
   }
   return kOk;
 }

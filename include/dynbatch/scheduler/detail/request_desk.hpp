@@ -6,6 +6,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/config.hpp>
@@ -61,6 +62,13 @@ class RequestDesk {
   void set_now(TimeNs now) noexcept { now_.store(now.ns, std::memory_order_relaxed); }
   RequestRecord& operator[](std::uint32_t slot) noexcept { return records_[slot]; }
   const RequestRecord& operator[](std::uint32_t slot) const noexcept { return records_[slot]; }
+  [[nodiscard]] static Status admissible_media(std::span<const MediaSpan> media,
+                                               std::int64_t length) noexcept;
+  /// The media items of a request, of which `slot` is a sample.
+  [[nodiscard]] std::span<const MediaSpan> media(std::uint32_t slot) const noexcept {
+    const RequestRecord& record = records_[slot];
+    return {media_.data() + record.root * max_media_, static_cast<std::size_t>(record.num_media)};
+  }
   TokenStore& tokens() noexcept { return tokens_; }
   [[nodiscard]] const TokenStore& tokens() const noexcept { return tokens_; }
   template <class F>
@@ -101,6 +109,8 @@ class RequestDesk {
                                         std::int64_t prompt_length) const noexcept;
   void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
             std::int64_t promised) noexcept;
+  void fill_media(RequestRecord& record, std::uint32_t slot,
+                  std::span<const MediaSpan> media) noexcept;
   void fill_sample(std::uint32_t slot, std::uint32_t root, std::int64_t shared,
                    std::int64_t promised) noexcept;
   Status reject(const Status& status) noexcept {
@@ -128,12 +138,14 @@ class RequestDesk {
 
   IntakeLimits limits_{};
   Buffer<RequestRecord> records_;
+  Buffer<MediaSpan> media_;     // [slots, max_media_], by first sample
   Buffer<std::uint8_t> marks_;  // driving thread only
   TokenStore tokens_;
   IndexStack free_slots_;
   IdTable ids_;
   SlotInbox inbox_;
   SlotInbox cancelled_;
+  std::size_t max_media_ = 0;
   AtomicArray<std::uint64_t> cancel_words_;  // generation << 1 | cancelled
   std::atomic<bool> closed_{false};
   std::atomic<std::int64_t> now_{0};
@@ -163,8 +175,10 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
   if (pages > std::int64_t{0xFFFFFFFE}) {
     return {Errc::InvalidConfig, "max_queued_tokens", tokens, 0, "too many token pages"};
   }
+  max_media_ = static_cast<std::size_t>(config.max_media_spans);
   for (const Status& s :
-       {records_.allocate(slots, "max_live_requests"), marks_.allocate(slots, "max_live_requests"),
+       {records_.allocate(slots, "max_live_requests"),
+        media_.allocate(slots * max_media_, "max_media_spans"), marks_.allocate(slots, "max_live_requests"),
         tokens_.allocate(slots, pages, pages_per_slot, static_cast<std::int32_t>(page_tokens)),
         free_slots_.allocate(slots, "max_live_requests"), ids_.allocate(slots, "max_live_requests"),
         inbox_.allocate(slots, "max_live_requests"),
@@ -321,10 +335,28 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
                   static_cast<std::size_t>(n) * sizeof(ContentDigest));
     }
   }
-  for (const MediaSpan& span : r.media) {
-    // Placeholder tokens don't tell one item from another: nothing from the first item on is
-    // shared.
-    record.cacheable = min_of(record.cacheable, span.first_position);
+  fill_media(record, slot, r.media);
+}
+
+/// Keeps the items. Placeholder tokens don't tell one from another: from an item that isn't kept, or
+/// a block with more of them than the pool compares, nothing is shared.
+inline void RequestDesk::fill_media(RequestRecord& record, std::uint32_t slot,
+                                    std::span<const MediaSpan> media) noexcept {
+  const std::size_t kept = min_of(media.size(), max_media_);
+  for (std::size_t i = 0; i < kept; ++i) {
+    media_[slot * max_media_ + i] = media[i];
+  }
+  record.num_media = static_cast<std::int32_t>(kept);
+  if (kept < media.size()) {
+    record.cacheable = min_of(record.cacheable, media[kept].first_position);
+  }
+  MediaCursor cursor(media.first(kept), limits_.block_size, 0);
+  while (cursor.next() != MediaCursor::kNoBlock) {
+    const BlockMedia block = cursor.take();
+    if (block.count > max_block_media(limits_.block_size)) {
+      record.cacheable = min_of(record.cacheable, block.position);
+      break;
+    }
   }
 }
 
