@@ -364,7 +364,7 @@ TEST_CASE("Every fault of a log has its type") {
   }
   CHECK(fault_of(bytes) == FlightFault::ByteOrder);
   bytes = log;
-  bytes[16] = std::byte{2};
+  bytes[16] = std::byte{kFlightFormat + 1};
   CHECK(fault_of(bytes) == FlightFault::UnknownVersion);
   bytes = log;
   bytes.pop_back();
