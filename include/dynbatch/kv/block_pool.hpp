@@ -39,6 +39,9 @@ class BlockPool {
     std::int32_t block_size = 16;    ///< Tokens a block, in [1, 65536].
     bool prefix_caching = true;      ///< Off: nothing is indexed, every look-up misses.
     std::int64_t max_kv_events = 0;  ///< Undrained cache events kept, in [0, 2^30]; 0 = off.
+    /// Where the executor has partial_copy, a match may end inside a block that is then copied.
+    bool partial_reuse = true;
+    std::int32_t min_partial_tokens = 1;  ///< Fewer are computed instead of copied; >= 1.
 
     [[nodiscard]] constexpr Status validate() const noexcept {
       if (num_blocks < 1 || num_blocks > 2147483646) {
@@ -50,6 +53,10 @@ class BlockPool {
       if (max_kv_events < 0 || max_kv_events > 1073741824) {
         return {Errc::InvalidConfig, "max_kv_events", max_kv_events, 1073741824,
                 "must be in [0, limit]"};
+      }
+      if (min_partial_tokens < 1) {
+        return {Errc::InvalidConfig, "min_partial_tokens", min_partial_tokens, 1,
+                "must be at least 1"};
       }
       return kOk;
     }
@@ -81,14 +88,26 @@ class BlockPool {
 
   [[nodiscard]] bool shares_prefixes() const noexcept { return config_.prefix_caching; }
 
-  /// Longest cached prefix of at most `limit` tokens, whole blocks, each verified by content.
-  /// O(tokens matched).
+  /// Longest cached prefix of at most `limit` tokens, whole blocks, each verified by content; with
+  /// partial reuse the front of one block more, whose plan is settled: the block that the limit
+  /// cuts, or of the children that differ the first one. O(tokens matched).
   [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept;
 
-  /// References the blocks of the latest match(), or its first `match.num_blocks`, from an empty
-  /// row. False, and nothing changes, if the row isn't empty or the pool has changed since; without
-  /// blocks there is nothing to become stale. O(blocks).
+  /// References the blocks of the latest match(), or its first `match.num_blocks` without a copy,
+  /// from an empty row. False, and nothing changes, if the row isn't empty, the pool has changed
+  /// since or there is no block to copy to; without blocks there is nothing to become stale.
+  /// O(blocks).
   bool acquire(Row row, const PrefixMatch& match) noexcept;
+
+  /// The copy that the row began with was made, or never will be: its source may go.
+  void finish_copy(Row row) noexcept {
+    if (is_row(row) && state_of(row).copied_from != 0) {
+      const BlockId source{state_of(row).copied_from - 1};
+      state_of(row).copied_from = 0;
+      drop_block(source);
+      ++state_;
+    }
+  }
 
   /// Makes the table of a row hold `tokens`: all the blocks it lacks, or none and false. Takes free
   /// blocks before cached ones. O(1) if it holds them, else O(new blocks).
@@ -130,6 +149,7 @@ class BlockPool {
   /// Drops all references of a row, the last block first. Blocks still pending that nobody else
   /// holds are not kept as cached: nobody could withdraw them.
   void release(Row row) noexcept {
+    finish_copy(row);
     if (!is_row(row) || state_of(row).length == 0) {
       return;
     }
@@ -278,6 +298,7 @@ class BlockPool {
     std::int32_t num_published;  // Leading blocks that were entered in the index.
     PrefixNode tail;             // Node of the last published block, or kNoNode: not noted.
     PrefixId tail_id;
+    std::int32_t copied_from;  // Block + 1 that it keeps as the source of a copy; 0 = none.
   };
 
   [[nodiscard]] bool is_row(Row row) const noexcept {
@@ -303,8 +324,8 @@ class BlockPool {
   }
   [[nodiscard]] bool has_pending() const noexcept { return index_.newest_plan().value > settled_; }
 
-  // Leading blocks of the content that lie in its first `tokens` and that may be shared.
-  [[nodiscard]] std::int64_t num_shareable_blocks(const SequenceContentView& content,
+  // Leading positions of the first `tokens` whose KV may be shared.
+  [[nodiscard]] std::int64_t num_shareable_tokens(const SequenceContentView& content,
                                                   std::int64_t tokens) const noexcept {
     // A block must not straddle two pages, nor two units.
     const std::int32_t unit = content.has_digests() ? content.digest_unit : content.page_tokens;
@@ -315,7 +336,11 @@ class BlockPool {
     if (content.has_digests()) {
       end = min_of(end, content.prompt_length / unit * unit);
     }
-    return max_of<std::int64_t>(end, 0) / config_.block_size;
+    return max_of<std::int64_t>(end, 0);
+  }
+  [[nodiscard]] std::int64_t num_shareable_blocks(const SequenceContentView& content,
+                                                  std::int64_t tokens) const noexcept {
+    return num_shareable_tokens(content, tokens) / config_.block_size;
   }
 
   [[nodiscard]] bool may_share(const BlockMedia& media) const noexcept {
@@ -332,6 +357,10 @@ class BlockPool {
                ? index_.find_root({*content.scope, content.has_digests()}, data, media)
                : index_.find_child(parent, data, content.has_digests(), media);
   }
+
+  // Adds to a match of whole blocks, which ends at `node`, the front of one block more.
+  void match_partly(const SequenceContentView& content, PrefixNode node,
+                    PrefixMatch& match) noexcept;
 
   // Free blocks first, then victims; the caller knows that there are enough.
   void take_blocks(std::span<BlockId> out) noexcept {
@@ -439,6 +468,9 @@ class BlockPool {
   Buffer<BlockId> matched_;  // [max_blocks_per_row], of the latest match()
   std::int64_t num_matched_ = 0;
   std::int64_t matched_limit_ = 0;
+  std::int64_t matched_copy_ = 0;  // Tokens of its block that are to be copied,
+  BlockId copy_source_{};          // from here.
+  std::int64_t matched_idle_ = 0;
   std::int64_t max_blocks_per_row_ = 0;
   std::int64_t max_context_tokens_ = 0;
   std::int64_t num_withdrawn_ = 0;  // Referenced blocks marked as withdrawn.
@@ -448,6 +480,7 @@ class BlockPool {
   std::uint64_t queried_tokens_ = 0;
   std::uint64_t hit_tokens_ = 0;
   std::int32_t max_rows_ = 0;
+  bool copies_ = false;  // Matches may end inside a block.
 };
 
 static_assert(KVCachePool<BlockPool<>>);

@@ -92,6 +92,22 @@ class PrefixIndex {
                          : find_hashed(parent, content, is_digest, media);
   }
 
+  /// The child that the link leads to, or kNoNode: it overlaps no media.
+  [[nodiscard]] PrefixNode first_child(PrefixNode parent) const noexcept {
+    return {at(parent.value).child};
+  }
+  /// Leading tokens that a node given as tokens has in common with the first `count` at `tokens`.
+  [[nodiscard]] std::int64_t common_tokens(PrefixNode node, const Token* tokens,
+                                           std::int64_t count) const noexcept {
+    const unsigned char* own = contents_.data() + static_cast<std::size_t>(node.value) * content_bytes_;
+    std::int64_t n = 0;
+    while (n < count && std::memcmp(own + static_cast<std::size_t>(n) * sizeof(Token), tokens + n,
+                                    sizeof(Token)) == 0) {
+      ++n;
+    }
+    return n;
+  }
+
   /// Enters `block`, which is in no ring yet, as holder of the prefix `content` below `parent`
   /// (kNoNode: below `root`); `plan` writes it. Returns its node.
   PrefixNode insert(BlockId block, PrefixNode parent, const PrefixRoot& root, const void* content,

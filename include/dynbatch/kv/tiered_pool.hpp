@@ -98,6 +98,7 @@ class TieredPool {
     return pool_.withdraw(row, tokens);
   }
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return pool_.reads_withdrawn(row); }
+  void finish_copy(Row row) noexcept { detail::OptionalPool<Pool>::finish_copy(pool_, row); }
   [[nodiscard]] Status pin(const SequenceContentView& content, std::int64_t tokens,
                            TimeNs until) noexcept {
     return pool_.pin(content, tokens, until);

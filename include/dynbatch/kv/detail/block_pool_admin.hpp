@@ -37,6 +37,8 @@ Status BlockPool<Eviction, Hash>::attach(const PoolAttachment& attachment) noexc
   if (!s) {
     return s;
   }
+  copies_ = config_.prefix_caching && config_.partial_reuse && attachment.partial_copy &&
+            config_.block_size > 1;
   num_matched_ = 0;
   num_withdrawn_ = 0;
   settled_ = 0;
@@ -116,6 +118,12 @@ Status BlockPool<Eviction, Hash>::check() const noexcept {
         return {Errc::InternalError, "row", i, block.value, "a table holds an unknown block"};
       }
       ++counts.data()[block.value];
+    }
+    if (r.copied_from < 0 || r.copied_from > used) {
+      return {Errc::InternalError, "row", i, r.copied_from, "a row copies from an unknown block"};
+    }
+    if (r.copied_from != 0) {
+      ++counts.data()[r.copied_from - 1];
     }
   }
   std::int64_t withdrawn = 0;

@@ -12,6 +12,8 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   PrefixMatch result{};
   result.ticket = ++state_;
   num_matched_ = 0;
+  matched_copy_ = 0;
+  matched_idle_ = 0;
   matched_limit_ = max_of<std::int64_t>(limit, 0);
   if (max_rows_ == 0 || !config_.prefix_caching) {
     return result;
@@ -31,11 +33,12 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
       items = media.take();
       plain_end = min_of(media.next(), num_blocks);
     }
-    node = find_block(content, node, data, items);
-    if (node == kNoNode) {
+    const PrefixNode child = find_block(content, node, data, items);
+    if (child == kNoNode) {
       break;
     }
-    PrefixNode first = node;
+    PrefixNode first = child;
+    node = child;
     std::int64_t run = 1;
     if (cursor.step() != 0 && found + 1 < plain_end) {
       run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), plain_end - found - 1),
@@ -58,7 +61,53 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   result.num_blocks = num_matched_;
   result.num_tokens = num_matched_ * config_.block_size;
   result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
+  if (copies_ && found < max_blocks_per_row_) {
+    match_partly(content, node, result);
+  }
+  matched_idle_ = result.idle_blocks;
   return result;
+}
+
+template <class Eviction, class Hash>
+void BlockPool<Eviction, Hash>::match_partly(const SequenceContentView& content, PrefixNode node,
+                                             PrefixMatch& match) noexcept {
+  const std::int64_t position = match.num_tokens;
+  std::int64_t tokens = min_of<std::int64_t>(
+      num_shareable_tokens(content, matched_limit_) - position, config_.block_size);
+  if (tokens < config_.min_partial_tokens) {
+    return;
+  }
+  MediaCursor media(content.media, config_.block_size, match.num_blocks);
+  const BlockMedia items = media.next() == match.num_blocks ? media.take() : BlockMedia{};
+  PrefixNode child = kNoNode;
+  if (num_shareable_blocks(content, position + config_.block_size) > match.num_blocks) {
+    // All of the block is known: only the limit has kept it from being found.
+    detail::ContentCursor cursor(content, config_.block_size, match.num_blocks);
+    child = find_block(content, node, cursor.next(), items);
+  }
+  if (child == kNoNode && node != kNoNode && !content.has_digests()) {
+    // First children overlap no items.
+    tokens = items.empty() ? tokens : min_of(tokens, items.items[0].first_position - position);
+    child = index_.first_child(node);
+    tokens = child == kNoNode
+                 ? 0
+                 : index_.common_tokens(child, content.tokens_at(position),
+                                        max_of<std::int64_t>(tokens, 0));
+  }
+  if (child == kNoNode || tokens < config_.min_partial_tokens) {
+    return;
+  }
+  const BlockId source = index_.block_of(child);
+  if (is_pending(source)) {
+    return;  // A copy reads what an older plan has written for certain.
+  }
+  matched_copy_ = tokens;
+  copy_source_ = source;
+  match.num_copied = tokens;
+  match.num_tokens += tokens;
+  match.copy_source = source;
+  match.idle_copies = store_.references(source) == 0 ? 1 : 0;
+  match.idle_blocks += match.idle_copies;
 }
 
 template <class Eviction, class Hash>
@@ -71,9 +120,16 @@ bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexc
       (!is_current || match.num_blocks < 0 || match.num_blocks > num_matched_)) {
     return false;
   }
+  const bool is_copying = match.num_copied != 0;
+  if (is_copying &&
+      (!is_current || match.num_blocks != num_matched_ || match.num_copied != matched_copy_ ||
+       match.copy_source != copy_source_ || store_.num_available() <= matched_idle_)) {
+    return false;
+  }
   if (is_current) {
     queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
-    hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
+    hit_tokens_ +=
+        static_cast<std::uint64_t>(match.num_blocks * config_.block_size + match.num_copied);
   }
   BlockId* table = table_of(row);
   if (match.num_blocks != 0) {
@@ -83,7 +139,13 @@ bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexc
   }
   RowState& r = state_of(row);
   const auto blocks = static_cast<std::int32_t>(match.num_blocks);
-  r = {blocks, blocks, blocks, kNoNode, {}};
+  r = {blocks, blocks, blocks, kNoNode, {}, 0};
+  if (is_copying) {
+    store_.add_reference(copy_source_);
+    r.copied_from = copy_source_.value + 1;
+    take_blocks({table + blocks, 1});
+    r.length = blocks + 1;
+  }
   ++state_;
   return true;
 }

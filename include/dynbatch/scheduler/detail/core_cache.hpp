@@ -47,7 +47,9 @@ Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std:
   view.digest_unit = is_tokens ? 0 : prompt.digest_unit;
   view.media = media;
   // Blocks that are kept for running sequences are not for pins.
-  const std::int64_t idle = policies_.pool.match(view, tokens).idle_blocks;
+  PrefixMatch match = policies_.pool.match(view, tokens);
+  match.drop_copy();
+  const std::int64_t idle = match.idle_blocks;
   const Status status = idle <= max_of<std::int64_t>(spare_blocks(), 0)
                             ? policies_.pool.pin(view, tokens, until)
                             : Status{Errc::QueueFull, "blocks", idle, spare_blocks(),
