@@ -55,15 +55,17 @@ struct LawMix {
   int pressure = 0;  // 0 ample KV, 1 scarce
   int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
                      // 5 fair share with limits, 6 prefix affinity
-  static constexpr int kAxes = 10;
-  static constexpr int kSizes[kAxes] = {4, 2, 6, 4, 4, 4, 3, 4, 2, 7};
+  int partial = 0;   // 0 whole blocks, 1 the front of a block is copied
+  static constexpr int kAxes = 11;
+  static constexpr int kSizes[kAxes] = {4, 2, 6, 4, 4, 4, 3, 4, 2, 7, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
            std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " +
-           std::to_string(pressure) + " order " + std::to_string(order);
+           std::to_string(pressure) + " order " + std::to_string(order) +
+           " partial " + std::to_string(partial);
   }
 };
 
@@ -149,6 +151,8 @@ class LawRun {
   [[nodiscard]] std::int64_t num_pins() const { return num_pins_; }
   /// Blocks that came back from another tier of memory.
   [[nodiscard]] std::int64_t num_loads() const { return executor_.swaps_in; }
+  /// Fronts of blocks that a request's prefix was copied from.
+  [[nodiscard]] std::int64_t num_copies() const { return executor_.prefix_copies; }
   /// Beam searches that came to their end.
   [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
@@ -166,6 +170,7 @@ class LawRun {
     caps.in_order = mix_.host != 3 || mix_.pool == 3 || mix_.pool == 5;
     caps.swap = mix_.pool == 5;
     caps.future_tokens = mix_.host >= 2;
+    caps.partial_copy = mix_.partial == 1;
     if (mix_.pool == 3) {
       caps.sequence_handles = caps.max_sequences + 3;
       caps.kv_tokens = num_blocks() * 4 + 3;

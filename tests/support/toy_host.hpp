@@ -176,6 +176,7 @@ class ToyExecutor {
   std::int64_t kv_reads = 0;
   std::int64_t swaps_out = 0;
   std::int64_t swaps_in = 0;
+  std::int64_t prefix_copies = 0;  ///< For rows that begin with them.
 
   /// Does what a host that addresses KV by sequence has to do for a plan in any case.
   void apply_row_ops(std::span<const RowOp> ops) {
@@ -384,7 +385,21 @@ class ToyExecutor {
 
   void apply_copies(const StepPlan& plan) {
     for (const GroupPlan& group : plan.groups) {
+      std::set<std::int32_t> targets;
       for (const BlockCopy& copy : group.copies) {
+        if (!targets.insert(copy.target.value).second) {
+          fail("two copies to one block");
+        }
+        prefix_copies += std::any_of(group.deltas.begin(), group.deltas.end(),
+                                     [&](const BlockDelta& d) { return d.block == copy.target; })
+                             ? 1
+                             : 0;
+      }
+      for (const BlockCopy& copy : group.copies) {
+        if (targets.count(copy.source.value) != 0 || copy.num_tokens < 1 ||
+            copy.num_tokens >= group.spec.block_size) {
+          fail("a copy of what another copy makes, or not of the front of a block");
+        }
         for (std::int32_t i = 0; i < group.spec.block_size; ++i) {
           const std::int64_t to = std::int64_t{copy.target.value} * group.spec.block_size + i;
           const std::int64_t from = std::int64_t{copy.source.value} * group.spec.block_size + i;

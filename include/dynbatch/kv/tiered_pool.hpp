@@ -62,7 +62,8 @@ class TieredPool {
         pool_(config.pool),
         host_(BlockPool<>::Config{
             .num_blocks = config.num_host_blocks,
-            .block_size = pool_.groups().empty() ? 1 : pool_.groups()[0].block_size}) {}
+            .block_size = pool_.groups().empty() ? 1 : pool_.groups()[0].block_size,
+            .partial_reuse = false}) {}
 
   /// Refuses a pool without blocks or without prefix sharing.
   [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept;
