@@ -223,8 +223,8 @@ class BlockPool {
   /// `tokens`, and what it acquired there that is still pending. Returns the number of blocks.
   std::int64_t withdraw(Row row, std::int64_t tokens) noexcept;
 
-  /// True if a block that the row acquired was withdrawn since. O(1) unless some block is in that
-  /// state, then O(acquired blocks).
+  /// True if a block that the row acquired, or copies from, was withdrawn since. O(1) unless some
+  /// block is in that state, then O(acquired blocks).
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept;
 
   /// NotSupported.
@@ -348,8 +348,7 @@ class BlockPool {
   }
   // The node of the block behind `parent`, or of a first block (kNoNode).
   [[nodiscard]] PrefixNode find_block(const SequenceContentView& content, PrefixNode parent,
-                                      const void* data,
-                                      const BlockMedia& media) const noexcept {
+                                      const void* data, const BlockMedia& media) const noexcept {
     if (!may_share(media)) {
       return kNoNode;
     }

@@ -99,7 +99,8 @@ class PrefixIndex {
   /// Leading tokens that a node given as tokens has in common with the first `count` at `tokens`.
   [[nodiscard]] std::int64_t common_tokens(PrefixNode node, const Token* tokens,
                                            std::int64_t count) const noexcept {
-    const unsigned char* own = contents_.data() + static_cast<std::size_t>(node.value) * content_bytes_;
+    const unsigned char* own =
+        contents_.data() + static_cast<std::size_t>(node.value) * content_bytes_;
     std::int64_t n = 0;
     while (n < count && std::memcmp(own + static_cast<std::size_t>(n) * sizeof(Token), tokens + n,
                                     sizeof(Token)) == 0) {
@@ -112,9 +113,8 @@ class PrefixIndex {
   /// (kNoNode: below `root`); `plan` writes it. Returns its node.
   PrefixNode insert(BlockId block, PrefixNode parent, const PrefixRoot& root, const void* content,
                     PlanId plan, const BlockMedia& media = {}) noexcept {
-    PrefixNode node = parent == kNoNode
-                          ? find_root(root, content, media)
-                          : find_child(parent, content, root.is_digest, media);
+    PrefixNode node = parent == kNoNode ? find_root(root, content, media)
+                                        : find_child(parent, content, root.is_digest, media);
     plans_.data()[block.value] = plan.value;
     newest_plan_ = max_of(newest_plan_, plan.value);
     if (node == kNoNode) {
@@ -372,8 +372,7 @@ class PrefixIndex {
   PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content,
                     const BlockMedia& media) noexcept;
 
-  [[nodiscard]] static std::uint64_t entry_key(std::uint64_t key,
-                                               const MediaEntry& entry) noexcept;
+  [[nodiscard]] static std::uint64_t entry_key(std::uint64_t key, const MediaEntry& entry) noexcept;
   [[nodiscard]] static std::uint64_t media_key(std::uint64_t key, const BlockMedia& media) noexcept;
   [[nodiscard]] MediaEntry* media_of(std::int32_t node) noexcept {
     return media_.data() + node * max_media_;

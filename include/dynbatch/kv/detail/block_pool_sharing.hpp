@@ -89,10 +89,9 @@ void BlockPool<Eviction, Hash>::match_partly(const SequenceContentView& content,
     // First children overlap no items.
     tokens = items.empty() ? tokens : min_of(tokens, items.items[0].first_position - position);
     child = index_.first_child(node);
-    tokens = child == kNoNode
-                 ? 0
-                 : index_.common_tokens(child, content.tokens_at(position),
-                                        max_of<std::int64_t>(tokens, 0));
+    tokens = child == kNoNode ? 0
+                              : index_.common_tokens(child, content.tokens_at(position),
+                                                     max_of<std::int64_t>(tokens, 0));
   }
   if (child == kNoNode || tokens < config_.min_partial_tokens) {
     return;
@@ -202,8 +201,7 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
       }
     }
     const BlockId block = table[r.num_published];
-    const BlockMedia items =
-        r.num_published == media.next() ? media.take() : BlockMedia{};
+    const BlockMedia items = r.num_published == media.next() ? media.take() : BlockMedia{};
     if (!may_share(items) || (!index_.is_blank(block) && !make_blank(block))) {
       break;
     }
@@ -358,6 +356,10 @@ template <class Eviction, class Hash>
 bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
   if (num_withdrawn_ == 0 || !is_row(row)) {
     return false;
+  }
+  const std::int32_t source = rows_.data()[row.value].copied_from - 1;
+  if (source >= 0 && index_.is_withdrawn(BlockId{source})) {
+    return true;
   }
   const std::span<const BlockId> blocks = table(0, row);
   const auto acquired = static_cast<std::size_t>(rows_.data()[row.value].num_acquired);

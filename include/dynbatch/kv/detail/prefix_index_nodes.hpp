@@ -119,16 +119,14 @@ KvEvent PrefixIndex<Hash>::event_of(KvEventKind kind, PrefixNode node) const noe
 }
 
 template <class Hash>
-std::uint64_t PrefixIndex<Hash>::entry_key(std::uint64_t key,
-                                           const MediaEntry& entry) noexcept {
+std::uint64_t PrefixIndex<Hash>::entry_key(std::uint64_t key, const MediaEntry& entry) noexcept {
   key = combine(combine(key, entry.content.high), entry.content.low);
   return combine(combine(key, static_cast<std::uint64_t>(entry.offset)),
                  static_cast<std::uint64_t>(entry.length));
 }
 
 template <class Hash>
-std::uint64_t PrefixIndex<Hash>::media_key(std::uint64_t key,
-                                           const BlockMedia& media) noexcept {
+std::uint64_t PrefixIndex<Hash>::media_key(std::uint64_t key, const BlockMedia& media) noexcept {
   for (std::int64_t i = 0; i < media.count; ++i) {
     key = entry_key(key, media.entry(i));
   }
