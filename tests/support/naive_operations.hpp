@@ -67,6 +67,8 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.blocks = rng.one_in(3) ? 200 : rng.between(4, 30);
   s.max_context = rng.between(12, 160);
   s.caching = mix.has_caching;
+  s.partial = mix.has_caching && rng.one_in(2);
+  s.min_partial = static_cast<std::int32_t>(rng.between(1, 3));
   s.media_spans = rng.one_in(3) ? static_cast<std::int32_t>(rng.between(0, 3)) : 64;
   s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 3));
   s.rules.reserve = static_cast<AdmissionRules::Reserve>(rng.between(0, 3));
@@ -185,7 +187,8 @@ inline std::string describe(const Setup& s) {
       << ", sequences " << s.sequences << ", step tokens " << s.step_tokens << ", plans " << s.plans
       << (s.in_order ? "" : ", out of order") << (s.future_tokens ? ", future tokens" : "")
       << ", drafts " << s.drafts << ", retries " << s.retries << ", blocks " << s.blocks << " of "
-      << s.block_size << (s.caching ? ", caching" : "") << ", context " << s.max_context
+      << s.block_size << (s.caching ? ", caching" : "") << (s.partial ? ", copies of " : "")
+      << (s.partial ? std::to_string(s.min_partial) : "") << ", context " << s.max_context
       << ", compose " << static_cast<int>(s.rules.compose) << ", reserve "
       << static_cast<int>(s.rules.reserve) << " " << s.rules.reserve_tokens << ", watermark "
       << s.rules.watermark_permille << (s.rules.split_prompts ? "" : ", whole prompts")

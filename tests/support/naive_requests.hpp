@@ -33,8 +33,7 @@ class Requests : public State {
             ? query->limit()
             : static_cast<std::int64_t>(given.digests.size()) * given.request.prompt.digest_unit;
     if (kept_media(*query) < given.media.size()) {
-      query->cacheable =
-          std::min(query->cacheable, given.media[kept_media(*query)].first_position);
+      query->cacheable = std::min(query->cacheable, given.media[kept_media(*query)].first_position);
     }
     query->is_atomic = given.request.atomic_prefill || !setup_.rules.split_prompts;
     for (std::int32_t i = 0; i < given.request.num_samples; ++i) {

@@ -235,6 +235,32 @@ class State {
     return out;
   }
 
+  /// What is known behind the `blocks` whole ones that a look-up of `limit` tokens found.
+  [[nodiscard]] Pool::Rest rest(const Sequence& s, std::size_t blocks, std::int64_t limit) const {
+    const Query& query = *s.query;
+    const bool has_digests = query.request().prompt.kind == PromptKind::Digests;
+    const std::int64_t begin = static_cast<std::int64_t>(blocks) * setup_.block_size;
+    Pool::Rest out;
+    out.least = setup_.min_partial;
+    std::vector<Content> all = contents(s, begin + setup_.block_size);
+    if (all.size() > blocks) {
+      out.block.push_back(all[blocks]);
+    }
+    const std::int64_t end =
+        std::min({limit, known(s), query.cacheable, begin + setup_.block_size});
+    out.tokens = std::max<std::int64_t>(end - begin, 0);
+    for (std::int64_t p = begin; p < end && !has_digests; ++p) {
+      for (std::size_t i = 0; i < kept_media(query); ++i) {
+        const MediaSpan& item = query.given.media[i];
+        if (p >= item.first_position && p < item.first_position + item.length) {
+          return out;
+        }
+      }
+      out.front.push_back(token_at(s, p));
+    }
+    return out;
+  }
+
   /// Candidates that are looked at behind one that does not fit.
   static constexpr std::size_t kLookahead = 16;
   /// Plans after which a request that did not fit is looked at again whatever is free.
