@@ -287,7 +287,9 @@ void SchedulerCore<P>::begin_copy(PlanRecord& plan_record, std::int32_t row,
   const BlockId target =
       policies_.pool.table(0, Row{row})[static_cast<std::size_t>(match.num_blocks)];
   plan_record.prefix_copies.push_back(
-      {Row{row}, rows_[static_cast<std::size_t>(row)].residence, match.num_blocks * block_size_,
+      {Row{row},
+       rows_[static_cast<std::size_t>(row)].residence,
+       match.num_blocks * block_size_,
        {match.copy_source, target, static_cast<std::int32_t>(match.num_copied)}});
 }
 

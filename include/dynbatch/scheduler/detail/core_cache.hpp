@@ -77,8 +77,8 @@ void SchedulerCore<P>::record_pin(const Prompt& prompt, const CacheScope& scope,
     f.num_media = media.size();
   }
   const auto n = static_cast<std::size_t>(f.num_content);
-  const std::size_t bytes = n * (is_tokens ? sizeof(Token) : sizeof(ContentDigest)) +
-                            f.num_media * sizeof(FlightMedia);
+  const std::size_t bytes =
+      n * (is_tokens ? sizeof(Token) : sizeof(ContentDigest)) + f.num_media * sizeof(FlightMedia);
   if (!flight_.begin(FlightKind::Pin, sizeof(f) + bytes)) {
     return;
   }

@@ -109,7 +109,8 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
   const std::size_t unit = has_digests ? sizeof(ContentDigest) : sizeof(Token);
   const std::size_t content_bytes = static_cast<std::size_t>(f.num_content) * unit;
   if (!flight_.begin(FlightKind::Request, sizeof(f) + r.num_needs * sizeof(FlightNeed) +
-                                              f.num_media * sizeof(FlightMedia) + content_bytes + r.num_stop * sizeof(Token))) {
+                                              f.num_media * sizeof(FlightMedia) + content_bytes +
+                                              r.num_stop * sizeof(Token))) {
     return;
   }
   flight_.add(f);
@@ -132,8 +133,7 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
 template <class P>
 void SchedulerCore<P>::record_media(std::span<const MediaSpan> media) noexcept {
   for (const MediaSpan& item : media) {
-    flight_.add(
-        FlightMedia{item.first_position, item.length, item.content.high, item.content.low});
+    flight_.add(FlightMedia{item.first_position, item.length, item.content.high, item.content.low});
   }
 }
 

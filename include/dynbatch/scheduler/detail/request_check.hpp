@@ -108,8 +108,7 @@ inline Status RequestDesk::admissible_media(std::span<const MediaSpan> media,
                                             std::int64_t length) noexcept {
   std::int64_t end = 0;
   for (const MediaSpan& span : media) {
-    if (span.first_position < 0 || span.length < 1 ||
-        span.length > length - span.first_position) {
+    if (span.first_position < 0 || span.length < 1 || span.length > length - span.first_position) {
       return {Errc::InvalidArgument, "media", span.first_position, length,
               "a span lies outside the prompt"};
     }

@@ -178,7 +178,8 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
   max_media_ = static_cast<std::size_t>(config.max_media_spans);
   for (const Status& s :
        {records_.allocate(slots, "max_live_requests"),
-        media_.allocate(slots * max_media_, "max_media_spans"), marks_.allocate(slots, "max_live_requests"),
+        media_.allocate(slots * max_media_, "max_media_spans"),
+        marks_.allocate(slots, "max_live_requests"),
         tokens_.allocate(slots, pages, pages_per_slot, static_cast<std::int32_t>(page_tokens)),
         free_slots_.allocate(slots, "max_live_requests"), ids_.allocate(slots, "max_live_requests"),
         inbox_.allocate(slots, "max_live_requests"),
@@ -338,8 +339,8 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
   fill_media(record, slot, r.media);
 }
 
-/// Keeps the items. Placeholder tokens don't tell one from another: from an item that isn't kept, or
-/// a block with more of them than the pool compares, nothing is shared.
+/// Keeps the items. Placeholder tokens don't tell one from another: from an item that isn't kept,
+/// or a block with more of them than the pool compares, nothing is shared.
 inline void RequestDesk::fill_media(RequestRecord& record, std::uint32_t slot,
                                     std::span<const MediaSpan> media) noexcept {
   const std::size_t kept = min_of(media.size(), max_media_);
