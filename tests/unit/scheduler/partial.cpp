@@ -85,7 +85,7 @@ TEST_CASE("With all of a prompt cached one token is computed") {
     std::int64_t prompt, reused;
   };
   for (const Case c : {Case{12, 11}, Case{13, 12}, Case{14, 13}, Case{16, 15}, Case{17, 16},
-                       Case{4, 0}, Case{1, 0}}) {
+                       Case{4, 3}, Case{3, 0}, Case{1, 0}}) {
     INFO("prompt of " << c.prompt);
     SmallScheduler s = make_partial();
     start(s, 1, 40);
