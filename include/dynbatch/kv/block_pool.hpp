@@ -104,6 +104,7 @@ class BlockPool {
     if (is_row(row) && state_of(row).copied_from != 0) {
       const BlockId source{state_of(row).copied_from - 1};
       state_of(row).copied_from = 0;
+      ++idle_changes_;
       drop_block(source);
       ++state_;
     }
@@ -357,6 +358,33 @@ class BlockPool {
                : index_.find_child(parent, data, content.has_digests(), media);
   }
 
+  // What the latest match() has verified. Its blocks stand in matched_; while the index says that
+  // the path is what it was, the next look-up of the same content goes on from its end.
+  struct Verified {
+    std::int64_t num_blocks = 0;
+    PrefixNode end{};
+    PrefixId end_id{};
+    std::uint64_t version = 0;
+    CacheScope scope{};  // Of digests, which say by themselves what they stand for.
+    ContentDigest digest{};
+    std::int32_t digest_unit = 0;
+    std::uint64_t newest_plan = 0;
+    std::uint64_t path_changes = 0;
+    std::uint64_t idle_changes = 0;
+    std::int64_t idle_blocks = 0;
+  };
+  [[nodiscard]] bool is_verified(const SequenceContentView& content,
+                                 std::int64_t num_blocks) const noexcept;
+  void note_verified(const SequenceContentView& content, PrefixNode end, std::uint64_t newest_plan,
+                     const PrefixMatch& match) noexcept;
+  [[nodiscard]] std::int64_t count_idle(std::span<const BlockId> blocks) const noexcept {
+    std::int64_t idle = 0;
+    for (const BlockId block : blocks) {
+      idle += store_.references(block) == 0 ? 1 : 0;
+    }
+    return idle;
+  }
+
   // Adds to a match of whole blocks, which ends at `node`, the front of one block more.
   void match_partly(const SequenceContentView& content, PrefixNode node,
                     PrefixMatch& match) noexcept;
@@ -441,6 +469,7 @@ class BlockPool {
   void drop_blocks(Row row, std::int32_t length) noexcept {
     RowState& r = state_of(row);
     const BlockId* table = table_of(row);
+    ++idle_changes_;
     for (std::int32_t i = r.length; i > length;) {
       // Most often all of them become cached, then they do so at once.
       const std::int32_t end = i;
@@ -469,11 +498,13 @@ class BlockPool {
   std::int64_t matched_limit_ = 0;
   std::int64_t matched_copy_ = 0;  // Tokens of its block that are to be copied,
   BlockId copy_source_{};          // from here.
+  Verified verified_{};
   std::int64_t matched_idle_ = 0;
   std::int64_t max_blocks_per_row_ = 0;
   std::int64_t max_context_tokens_ = 0;
   std::int64_t num_withdrawn_ = 0;  // Referenced blocks marked as withdrawn.
   std::uint64_t state_ = 0;         // Counts changes and look-ups: the ticket of a match.
+  std::uint64_t idle_changes_ = 0;  // Counts when indexed blocks may have got idle or busy.
   std::uint64_t settled_ = 0;
   std::uint64_t evictions_ = 0;
   std::uint64_t queried_tokens_ = 0;

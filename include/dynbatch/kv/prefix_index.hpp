@@ -195,6 +195,10 @@ class PrefixIndex {
     return at(node.value).id == id.value;
   }
 
+  /// Changes when a node goes that others lie below, or when another block comes to stand for a
+  /// prefix: while it doesn't, the path to a node that is alive stays what it was.
+  [[nodiscard]] std::uint64_t path_changes() const noexcept { return path_changes_; }
+
   /// The node whose prefix a block holds, or kNoNode.
   [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
     return {max_of(entries_.data()[block.value], 0) - 1};
@@ -438,6 +442,7 @@ class PrefixIndex {
   std::uint64_t num_buckets_ = 0;
   std::uint64_t last_id_ = 0;
   std::uint64_t newest_plan_ = 0;
+  std::uint64_t path_changes_ = 0;
   std::int64_t num_nodes_ = 0;
   std::int32_t first_unused_ = 0;
   std::int32_t free_node_ = -1;

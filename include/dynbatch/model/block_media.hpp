@@ -47,9 +47,7 @@ class MediaCursor {
   /// Starts at block `block`. O(items before it).
   MediaCursor(std::span<const MediaSpan> media, std::int32_t block_size,
               std::int64_t block) noexcept
-      : item_(media.data()),
-        end_(media.data() + media.size()),
-        block_size_(block_size) {
+      : item_(media.data()), end_(media.data() + media.size()), block_size_(block_size) {
     skip_to(block);
   }
 

@@ -29,6 +29,9 @@ struct SequenceContentView {
   /// Media items, by position and disjoint: a block that overlaps some is equal to another only if
   /// it lies at the same place in the same items.
   std::span<const MediaSpan> media{};
+  /// Equal numbers but 0: it is the same content, of which more or less may be known. A number is
+  /// never used for another content. 0 = nobody says.
+  std::uint64_t version = 0;
 
   /// No item covers `position` or one behind it.
   [[nodiscard]] bool is_behind_media(std::int64_t position) const noexcept {

@@ -40,6 +40,7 @@ Status BlockPool<Eviction, Hash>::attach(const PoolAttachment& attachment) noexc
   copies_ = config_.prefix_caching && config_.partial_reuse && attachment.partial_copy &&
             config_.block_size > 1;
   num_matched_ = 0;
+  verified_ = {};
   num_withdrawn_ = 0;
   settled_ = 0;
   evictions_ = 0;

@@ -23,8 +23,16 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   PrefixNode node = kNoNode;
   std::uint64_t newest = 0;
   std::int64_t found = 0;
-  detail::ContentCursor cursor(content, config_.block_size, 0);
-  MediaCursor media(content.media, config_.block_size, 0);
+  if (is_verified(content, num_blocks)) {
+    found = verified_.num_blocks;
+    node = verified_.end;
+    newest = verified_.newest_plan;
+    result.idle_blocks = verified_.idle_changes == idle_changes_
+                             ? verified_.idle_blocks
+                             : count_idle({matched_.data(), static_cast<std::size_t>(found)});
+  }
+  detail::ContentCursor cursor(content, config_.block_size, found);
+  MediaCursor media(content.media, config_.block_size, found);
   std::int64_t plain_end = min_of(media.next(), num_blocks);
   while (found < num_blocks) {
     const void* data = cursor.next();
@@ -61,11 +69,53 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   result.num_blocks = num_matched_;
   result.num_tokens = num_matched_ * config_.block_size;
   result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
+  note_verified(content, node, newest, result);
   if (copies_ && found < max_blocks_per_row_) {
     match_partly(content, node, result);
   }
   matched_idle_ = result.idle_blocks;
   return result;
+}
+
+/// Whether the first blocks of the content are those that the latest match() has found, which
+/// nothing has happened to. O(1).
+template <class Eviction, class Hash>
+bool BlockPool<Eviction, Hash>::is_verified(const SequenceContentView& content,
+                                            std::int64_t num_blocks) const noexcept {
+  const Verified& v = verified_;
+  if (v.num_blocks == 0 || v.num_blocks > num_blocks || v.path_changes != index_.path_changes() ||
+      !index_.is_alive(v.end, v.end_id)) {
+    return false;
+  }
+  if (content.version != 0 && content.version == v.version) {
+    return true;
+  }
+  return v.digest_unit != 0 && content.digest_unit == v.digest_unit && content.media.empty() &&
+         v.scope == *content.scope &&
+         content.digest_at(v.num_blocks * config_.block_size - 1) == v.digest;
+}
+
+template <class Eviction, class Hash>
+void BlockPool<Eviction, Hash>::note_verified(const SequenceContentView& content, PrefixNode end,
+                                              std::uint64_t newest_plan,
+                                              const PrefixMatch& match) noexcept {
+  Verified& v = verified_;
+  v.num_blocks = match.num_blocks;
+  if (match.num_blocks == 0) {
+    return;
+  }
+  v.end = end;
+  v.end_id = index_.id_of(end);
+  v.version = content.version;
+  v.digest_unit = content.media.empty() ? content.digest_unit : 0;
+  if (v.digest_unit != 0) {
+    v.scope = *content.scope;
+    v.digest = content.digest_at(match.num_tokens - 1);
+  }
+  v.newest_plan = newest_plan;
+  v.path_changes = index_.path_changes();
+  v.idle_changes = idle_changes_;
+  v.idle_blocks = match.idle_blocks;
 }
 
 template <class Eviction, class Hash>
@@ -133,6 +183,7 @@ bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexc
   BlockId* table = table_of(row);
   if (match.num_blocks != 0) {
     const auto n = static_cast<std::size_t>(match.num_blocks);
+    idle_changes_ += matched_idle_ != 0 ? 1U : 0U;
     std::memcpy(static_cast<void*>(table), matched_.data(), n * sizeof(BlockId));
     store_.add_references({matched_.data(), n});
   }
@@ -140,6 +191,7 @@ bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexc
   const auto blocks = static_cast<std::int32_t>(match.num_blocks);
   r = {blocks, blocks, blocks, kNoNode, {}, 0};
   if (is_copying) {
+    ++idle_changes_;
     store_.add_reference(copy_source_);
     r.copied_from = copy_source_.value + 1;
     take_blocks({table + blocks, 1});

@@ -187,6 +187,7 @@ PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root, 
 template <class Hash>
 void PrefixIndex<Hash>::rename(PrefixNode node) noexcept {
   announce(KvEventKind::Removed, node);
+  ++path_changes_;
   at(node).id = ++last_id_;
   at(node).child = -1;
   at(node).flags &= kIsHashed | kIsDigest | kHasRing | kHasMedia;
@@ -207,6 +208,7 @@ void PrefixIndex<Hash>::snapshot(std::span<KvEvent> out) const noexcept {
 template <class Hash>
 void PrefixIndex<Hash>::destroy(PrefixNode node) noexcept {
   Node& n = at(node);
+  path_changes_ += is_leaf(node) ? 0U : 1U;
   // A parent that is gone, or renamed, knows nothing of this child.
   if (n.parent >= 0 && at(n.parent).id == n.parent_id) {
     Node& p = at(PrefixNode{n.parent});
@@ -245,6 +247,7 @@ void PrefixIndex<Hash>::leave_ring(BlockId block, PrefixNode node) noexcept {
   ring(r.next).prev = r.prev;
   if (at(node).block == block.value) {
     at(node).block = r.next;
+    ++path_changes_;
   }
   if (r.prev == r.next) {  // One is left.
     at(node).flags &= ~kHasRing;

@@ -69,6 +69,10 @@ class RequestDesk {
     const RequestRecord& record = records_[slot];
     return {media_.data() + record.root * max_media_, static_cast<std::size_t>(record.num_media)};
   }
+  /// What is known of the content so far will be something else.
+  void renew_content(RequestRecord& record) noexcept {
+    record.content_version = last_version_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
   TokenStore& tokens() noexcept { return tokens_; }
   [[nodiscard]] const TokenStore& tokens() const noexcept { return tokens_; }
   template <class F>
@@ -147,6 +151,7 @@ class RequestDesk {
   SlotInbox cancelled_;
   std::size_t max_media_ = 0;
   AtomicArray<std::uint64_t> cancel_words_;  // generation << 1 | cancelled
+  std::atomic<std::uint64_t> last_version_{0};
   std::atomic<bool> closed_{false};
   std::atomic<std::int64_t> now_{0};
   std::atomic<std::uint64_t> submitted_{0};
@@ -257,6 +262,7 @@ inline void RequestDesk::fill_sample(std::uint32_t slot, std::uint32_t root, std
   RequestRecord& record = records_[slot];
   record = records_[root];
   record.root = root;
+  renew_content(record);
   record.next_sample = kNil;
   record.shared_pages = shared;
   record.promised_pages = promised;
@@ -278,6 +284,7 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
   RequestRecord& record = records_[slot];
   record = RequestRecord{};
   record.root = slot;
+  renew_content(record);
   record.num_samples = r.num_samples;
   record.open_samples = r.num_samples;
   record.unreported = r.num_samples;
