@@ -176,10 +176,7 @@ class BlockPool {
 
   /// Newest plan that has still to write one of these blocks of a match; kNoPlan = none.
   [[nodiscard]] PlanId newest_pending(std::span<const BlockId> blocks) const noexcept {
-    std::uint64_t newest = 0;
-    for (const BlockId block : blocks) {
-      newest = max_of(newest, index_.plan_of(block).value);
-    }
+    const std::uint64_t newest = newest_plan_of(blocks);
     return newest > settled_ ? PlanId{newest} : kNoPlan;
   }
 
@@ -365,18 +362,24 @@ class BlockPool {
     PrefixNode end{};
     PrefixId end_id{};
     std::uint64_t version = 0;
-    CacheScope scope{};  // Of digests, which say by themselves what they stand for.
-    ContentDigest digest{};
-    std::int32_t digest_unit = 0;
+    CacheScope scope{};            // Of digests, which say by themselves what they stand for.
+    std::int32_t digest_unit = 0;  // 0: it has to be the same content by its version.
     std::uint64_t newest_plan = 0;
     std::uint64_t path_changes = 0;
     std::uint64_t idle_changes = 0;
     std::int64_t idle_blocks = 0;
   };
-  [[nodiscard]] bool is_verified(const SequenceContentView& content,
-                                 std::int64_t num_blocks) const noexcept;
+  [[nodiscard]] std::int64_t num_verified(const SequenceContentView& content,
+                                          std::int64_t num_blocks) const noexcept;
   void note_verified(const SequenceContentView& content, PrefixNode end, std::uint64_t newest_plan,
                      const PrefixMatch& match) noexcept;
+  [[nodiscard]] std::uint64_t newest_plan_of(std::span<const BlockId> blocks) const noexcept {
+    std::uint64_t newest = 0;
+    for (const BlockId block : has_pending() ? blocks : std::span<const BlockId>{}) {
+      newest = max_of(newest, index_.plan_of(block).value);
+    }
+    return newest;
+  }
   [[nodiscard]] std::int64_t count_idle(std::span<const BlockId> blocks) const noexcept {
     std::int64_t idle = 0;
     for (const BlockId block : blocks) {

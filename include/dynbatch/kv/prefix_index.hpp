@@ -109,6 +109,11 @@ class PrefixIndex {
     return n;
   }
 
+  /// The digest of a node that is given as one.
+  [[nodiscard]] const ContentDigest& digest_of(PrefixNode node) const noexcept {
+    return digests_.data()[node.value];
+  }
+
   /// Enters `block`, which is in no ring yet, as holder of the prefix `content` below `parent`
   /// (kNoNode: below `root`); `plan` writes it. Returns its node.
   PrefixNode insert(BlockId block, PrefixNode parent, const PrefixRoot& root, const void* content,

@@ -23,13 +23,14 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   PrefixNode node = kNoNode;
   std::uint64_t newest = 0;
   std::int64_t found = 0;
-  if (is_verified(content, num_blocks)) {
-    found = verified_.num_blocks;
-    node = verified_.end;
-    newest = verified_.newest_plan;
-    result.idle_blocks = verified_.idle_changes == idle_changes_
-                             ? verified_.idle_blocks
-                             : count_idle({matched_.data(), static_cast<std::size_t>(found)});
+  if (const std::int64_t known = num_verified(content, num_blocks); known != 0) {
+    const std::span<const BlockId> blocks(matched_.data(), static_cast<std::size_t>(known));
+    const bool is_all = known == verified_.num_blocks;
+    found = known;
+    node = is_all ? verified_.end : index_.node_of(blocks.back());
+    newest = is_all ? verified_.newest_plan : newest_plan_of(blocks);
+    result.idle_blocks = is_all && verified_.idle_changes == idle_changes_ ? verified_.idle_blocks
+                                                                           : count_idle(blocks);
   }
   detail::ContentCursor cursor(content, config_.block_size, found);
   MediaCursor media(content.media, config_.block_size, found);
@@ -77,22 +78,38 @@ PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
   return result;
 }
 
-/// Whether the first blocks of the content are those that the latest match() has found, which
-/// nothing has happened to. O(1).
+/// Leading blocks of the content that the latest match() has found, if nothing has happened to
+/// them. O(1); of another content, given as digests, O(log blocks).
 template <class Eviction, class Hash>
-bool BlockPool<Eviction, Hash>::is_verified(const SequenceContentView& content,
-                                            std::int64_t num_blocks) const noexcept {
+std::int64_t BlockPool<Eviction, Hash>::num_verified(const SequenceContentView& content,
+                                                     std::int64_t num_blocks) const noexcept {
   const Verified& v = verified_;
-  if (v.num_blocks == 0 || v.num_blocks > num_blocks || v.path_changes != index_.path_changes() ||
-      !index_.is_alive(v.end, v.end_id)) {
-    return false;
+  const std::int64_t most = min_of(v.num_blocks, num_blocks);
+  if (most == 0 || v.path_changes != index_.path_changes() || !index_.is_alive(v.end, v.end_id)) {
+    return 0;
   }
   if (content.version != 0 && content.version == v.version) {
-    return true;
+    return most;
   }
-  return v.digest_unit != 0 && content.digest_unit == v.digest_unit && content.media.empty() &&
-         v.scope == *content.scope &&
-         content.digest_at(v.num_blocks * config_.block_size - 1) == v.digest;
+  if (v.digest_unit == 0 || content.digest_unit != v.digest_unit || !content.media.empty() ||
+      !(v.scope == *content.scope)) {
+    return 0;
+  }
+  // A digest stands for all that is before it: where one differs, so do those behind it.
+  const auto is_equal = [&](std::int64_t blocks) {
+    const BlockId last = matched_.data()[blocks - 1];
+    return content.digest_at(blocks * config_.block_size - 1) ==
+           index_.digest_of(index_.node_of(last));
+  };
+  if (is_equal(most)) {
+    return most;
+  }
+  std::int64_t equal = 0;
+  for (std::int64_t differs = most; differs - equal > 1;) {
+    const std::int64_t middle = equal + (differs - equal) / 2;
+    (is_equal(middle) ? equal : differs) = middle;
+  }
+  return equal;
 }
 
 template <class Eviction, class Hash>
@@ -110,7 +127,6 @@ void BlockPool<Eviction, Hash>::note_verified(const SequenceContentView& content
   v.digest_unit = content.media.empty() ? content.digest_unit : 0;
   if (v.digest_unit != 0) {
     v.scope = *content.scope;
-    v.digest = content.digest_at(match.num_tokens - 1);
   }
   v.newest_plan = newest_plan;
   v.path_changes = index_.path_changes();
