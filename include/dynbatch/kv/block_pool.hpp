@@ -12,6 +12,7 @@
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
 #include <dynbatch/kv/detail/content_cursor.hpp>
+#include <dynbatch/kv/detail/verified_path.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
@@ -100,15 +101,7 @@ class BlockPool {
   bool acquire(Row row, const PrefixMatch& match) noexcept;
 
   /// The copy that the row began with was made, or never will be: its source may go.
-  void finish_copy(Row row) noexcept {
-    if (is_row(row) && state_of(row).copied_from != 0) {
-      const BlockId source{state_of(row).copied_from - 1};
-      state_of(row).copied_from = 0;
-      ++idle_changes_;
-      drop_block(source);
-      ++state_;
-    }
-  }
+  void finish_copy(Row row) noexcept;
 
   /// Makes the table of a row hold `tokens`: all the blocks it lacks, or none and false. Takes free
   /// blocks before cached ones. O(1) if it holds them, else O(new blocks).
@@ -355,20 +348,6 @@ class BlockPool {
                : index_.find_child(parent, data, content.has_digests(), media);
   }
 
-  // What the latest match() has verified. Its blocks stand in matched_; while the index says that
-  // the path is what it was, the next look-up of the same content goes on from its end.
-  struct Verified {
-    std::int64_t num_blocks = 0;
-    PrefixNode end{};
-    PrefixId end_id{};
-    std::uint64_t version = 0;
-    CacheScope scope{};            // Of digests, which say by themselves what they stand for.
-    std::int32_t digest_unit = 0;  // 0: it has to be the same content by its version.
-    std::uint64_t newest_plan = 0;
-    std::uint64_t path_changes = 0;
-    std::uint64_t idle_changes = 0;
-    std::int64_t idle_blocks = 0;
-  };
   [[nodiscard]] std::int64_t num_verified(const SequenceContentView& content,
                                           std::int64_t num_blocks) const noexcept;
   void note_verified(const SequenceContentView& content, PrefixNode end, std::uint64_t newest_plan,
@@ -393,42 +372,10 @@ class BlockPool {
                     PrefixMatch& match) noexcept;
 
   // Free blocks first, then victims; the caller knows that there are enough.
-  void take_blocks(std::span<BlockId> out) noexcept {
-    std::size_t n = 0;
-    for (; n < out.size(); ++n) {
-      out[n] = store_.allocate();
-      if (out[n] == kNoBlock) {
-        break;
-      }
-    }
-    const std::span<BlockId> evicted = out.subspan(n);
-    if (evicted.empty()) {
-      return;
-    }
-    n = store_.evict(evicted);
-    DYNBATCH_ASSERT(n == evicted.size(), "the counters promise blocks that aren't there");
-    index_.remove(evicted);
-    evictions_ += n;
-    prefetch_victims();
-  }
+  void take_blocks(std::span<BlockId> out) noexcept;
 
   // A decode step takes blocks one by one: what is known of the next ones is on its way by then.
-  void prefetch_victims() const noexcept {
-    constexpr int kNear = 3;
-    constexpr int kDistant = 6;
-    BlockId near = store_.eviction().victim();
-    for (int i = 0; i < kNear && near != kNoBlock; ++i) {
-      near = store_.eviction().after(near);
-    }
-    BlockId distant = near;
-    for (int i = kNear; i < kDistant && distant != kNoBlock; ++i) {
-      distant = store_.eviction().after(distant);
-    }
-    if (distant != kNoBlock) {
-      store_.prefetch(distant);
-      index_.prefetch(near, distant);
-    }
-  }
+  void prefetch_victims() const noexcept;
 
   // A block about to be published that is marked or still holds a prefix. False: leave it.
   bool make_blank(BlockId block) noexcept;
@@ -453,42 +400,10 @@ class BlockPool {
   [[nodiscard]] std::int32_t first_becoming_cached(const BlockId* table, std::int32_t length,
                                                    std::int32_t end) const noexcept;
   // Drops a reference to any block.
-  void drop_block(BlockId block) noexcept {
-    if (store_.references(block) > 1 || !config_.prefix_caching) {
-      store_.drop_reference(block, false);
-      return;
-    }
-    bool keep = is_indexed(block);
-    if (keep && (is_pending(block) || block.value >= store_.size())) {
-      leave_index(block);
-      keep = false;
-    } else if (index_.is_withdrawn(block)) {
-      unmark_withdrawn(block);
-    }
-    store_.drop_reference(block, keep);
-  }
+  void drop_block(BlockId block) noexcept;
 
   // Shortens a table; the tail is dropped first, so that it is evicted before the head.
-  void drop_blocks(Row row, std::int32_t length) noexcept {
-    RowState& r = state_of(row);
-    const BlockId* table = table_of(row);
-    ++idle_changes_;
-    for (std::int32_t i = r.length; i > length;) {
-      // Most often all of them become cached, then they do so at once.
-      const std::int32_t end = i;
-      i = first_becoming_cached(table, length, i);
-      store_.keep_backwards({table, static_cast<std::size_t>(end)}, static_cast<std::size_t>(i));
-      if (i > length) {
-        drop_block(table[--i]);
-      }
-    }
-    r.length = length;
-    r.num_acquired = min_of(r.num_acquired, length);
-    if (r.num_published > length) {
-      r.num_published = length;
-      r.tail = kNoNode;
-    }
-  }
+  void drop_blocks(Row row, std::int32_t length) noexcept;
 
   Config config_{};
   GroupSpec group_{};
@@ -501,7 +416,7 @@ class BlockPool {
   std::int64_t matched_limit_ = 0;
   std::int64_t matched_copy_ = 0;  // Tokens of its block that are to be copied,
   BlockId copy_source_{};          // from here.
-  Verified verified_{};
+  detail::VerifiedPath verified_{};
   std::int64_t matched_idle_ = 0;
   std::int64_t max_blocks_per_row_ = 0;
   std::int64_t max_context_tokens_ = 0;
@@ -521,4 +436,6 @@ static_assert(KVCachePool<BlockPool<>>);
 }  // namespace dynbatch::inline DYNBATCH_ABI
 
 #include <dynbatch/kv/detail/block_pool_admin.hpp>
+#include <dynbatch/kv/detail/block_pool_blocks.hpp>
+#include <dynbatch/kv/detail/block_pool_match.hpp>
 #include <dynbatch/kv/detail/block_pool_sharing.hpp>

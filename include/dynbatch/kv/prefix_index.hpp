@@ -60,17 +60,7 @@ class PrefixIndex {
 
   /// The node of a first block, or kNoNode.
   [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content,
-                                     const BlockMedia& media = {}) const noexcept {
-    const std::uint64_t key = media_key(root_key(root, content), media);
-    for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
-      if (hashed_.data()[i].key == key && at(i).parent < 0 &&
-          roots_.data()[i].scope == root.scope && roots_.data()[i].is_digest == root.is_digest &&
-          has_content(i, content, root.is_digest) && has_media(i, media)) {
-        return {i};
-      }
-    }
-    return kNoNode;
-  }
+                                     const BlockMedia& media = {}) const noexcept;
 
   /// The node of the block that follows `parent`, or kNoNode.
   [[nodiscard]] PrefixNode find_child(PrefixNode parent, const void* content,
@@ -98,16 +88,7 @@ class PrefixIndex {
   }
   /// Leading tokens that a node given as tokens has in common with the first `count` at `tokens`.
   [[nodiscard]] std::int64_t common_tokens(PrefixNode node, const Token* tokens,
-                                           std::int64_t count) const noexcept {
-    const unsigned char* own =
-        contents_.data() + static_cast<std::size_t>(node.value) * content_bytes_;
-    std::int64_t n = 0;
-    while (n < count && std::memcmp(own + static_cast<std::size_t>(n) * sizeof(Token), tokens + n,
-                                    sizeof(Token)) == 0) {
-      ++n;
-    }
-    return n;
-  }
+                                           std::int64_t count) const noexcept;
 
   /// The digest of a node that is given as one.
   [[nodiscard]] const ContentDigest& digest_of(PrefixNode node) const noexcept {
@@ -349,17 +330,7 @@ class PrefixIndex {
   }
 
   [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content, bool is_digest,
-                                       const BlockMedia& media = {}) const noexcept {
-    const std::uint64_t key = media_key(child_key(parent, content, is_digest), media);
-    const std::uint64_t parent_id = at(parent.value).id;
-    for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
-      if (hashed_.data()[i].key == key && at(i).parent_id == parent_id &&
-          has_content(i, content, is_digest) && has_media(i, media)) {
-        return {i};
-      }
-    }
-    return kNoNode;
-  }
+                                       const BlockMedia& media = {}) const noexcept;
 
   // Content of block i is at `content` + i * `step`.
   std::int64_t append_side_by_side(std::span<const BlockId> blocks, PrefixNode& parent, PlanId plan,
@@ -400,26 +371,8 @@ class PrefixIndex {
 
   void destroy(PrefixNode node) noexcept;
 
-  void enter(PrefixNode node, std::uint64_t key) noexcept {
-    std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
-    hashed_.data()[node.value] = {key, -1, head - 1};
-    if (head != 0) {
-      hashed_.data()[head - 1].prev = node.value;
-    }
-    head = node.value + 1;
-    at(node).flags |= kIsHashed;
-  }
-  void leave(PrefixNode node) noexcept {
-    const Hashed h = hashed_.data()[node.value];
-    if (h.prev >= 0) {
-      hashed_.data()[h.prev].next = h.next;
-    } else {
-      buckets_.data()[h.key & (num_buckets_ - 1)] = h.next + 1;
-    }
-    if (h.next >= 0) {
-      hashed_.data()[h.next].prev = h.prev;
-    }
-  }
+  void enter(PrefixNode node, std::uint64_t key) noexcept;
+  void leave(PrefixNode node) noexcept;
 
   // True if a walk from the parent, if that still exists, or the table reaches the node.
   [[nodiscard]] bool is_linked(PrefixNode node) const noexcept;

@@ -254,4 +254,69 @@ void PrefixIndex<Hash>::leave_ring(BlockId block, PrefixNode node) noexcept {
   }
 }
 
+template <class Hash>
+void PrefixIndex<Hash>::enter(PrefixNode node, std::uint64_t key) noexcept {
+  std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
+  hashed_.data()[node.value] = {key, -1, head - 1};
+  if (head != 0) {
+    hashed_.data()[head - 1].prev = node.value;
+  }
+  head = node.value + 1;
+  at(node).flags |= kIsHashed;
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::leave(PrefixNode node) noexcept {
+  const Hashed h = hashed_.data()[node.value];
+  if (h.prev >= 0) {
+    hashed_.data()[h.prev].next = h.next;
+  } else {
+    buckets_.data()[h.key & (num_buckets_ - 1)] = h.next + 1;
+  }
+  if (h.next >= 0) {
+    hashed_.data()[h.next].prev = h.prev;
+  }
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::find_root(const PrefixRoot& root, const void* content,
+                                        const BlockMedia& media) const noexcept {
+  const std::uint64_t key = media_key(root_key(root, content), media);
+  for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
+    if (hashed_.data()[i].key == key && at(i).parent < 0 && roots_.data()[i].scope == root.scope &&
+        roots_.data()[i].is_digest == root.is_digest && has_content(i, content, root.is_digest) &&
+        has_media(i, media)) {
+      return {i};
+    }
+  }
+  return kNoNode;
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::find_hashed(PrefixNode parent, const void* content, bool is_digest,
+                                          const BlockMedia& media) const noexcept {
+  const std::uint64_t key = media_key(child_key(parent, content, is_digest), media);
+  const std::uint64_t parent_id = at(parent.value).id;
+  for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
+    if (hashed_.data()[i].key == key && at(i).parent_id == parent_id &&
+        has_content(i, content, is_digest) && has_media(i, media)) {
+      return {i};
+    }
+  }
+  return kNoNode;
+}
+
+template <class Hash>
+std::int64_t PrefixIndex<Hash>::common_tokens(PrefixNode node, const Token* tokens,
+                                              std::int64_t count) const noexcept {
+  const unsigned char* own =
+      contents_.data() + static_cast<std::size_t>(node.value) * content_bytes_;
+  std::int64_t n = 0;
+  while (n < count && std::memcmp(own + static_cast<std::size_t>(n) * sizeof(Token), tokens + n,
+                                  sizeof(Token)) == 0) {
+    ++n;
+  }
+  return n;
+}
+
 }  // namespace dynbatch::inline DYNBATCH_ABI

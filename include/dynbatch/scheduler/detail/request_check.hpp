@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// RequestDesk: what submit() refuses, and why.
+/// RequestDesk: what submit() refuses, and why; the media items that it keeps.
 #include <dynbatch/scheduler/detail/request_desk.hpp>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -119,6 +119,28 @@ inline Status RequestDesk::admissible_media(std::span<const MediaSpan> media,
     end = span.first_position + span.length;
   }
   return kOk;
+}
+
+/// Keeps the items. Placeholder tokens don't tell one from another: from an item that isn't kept,
+/// or a block with more of them than the pool compares, nothing is shared.
+inline void RequestDesk::fill_media(RequestRecord& record, std::uint32_t slot,
+                                    std::span<const MediaSpan> media) noexcept {
+  const std::size_t kept = min_of(media.size(), max_media_);
+  for (std::size_t i = 0; i < kept; ++i) {
+    media_[slot * max_media_ + i] = media[i];
+  }
+  record.num_media = static_cast<std::int32_t>(kept);
+  if (kept < media.size()) {
+    record.cacheable = min_of(record.cacheable, media[kept].first_position);
+  }
+  MediaCursor cursor(media.first(kept), limits_.block_size, 0);
+  while (cursor.next() != MediaCursor::kNoBlock) {
+    const BlockMedia block = cursor.take();
+    if (block.count > max_block_media(limits_.block_size)) {
+      record.cacheable = min_of(record.cacheable, block.position);
+      break;
+    }
+  }
 }
 
 /// Beams run together and never give way: a step and the pool must hold all of them to the end.

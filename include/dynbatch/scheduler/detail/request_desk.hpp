@@ -346,28 +346,6 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
   fill_media(record, slot, r.media);
 }
 
-/// Keeps the items. Placeholder tokens don't tell one from another: from an item that isn't kept,
-/// or a block with more of them than the pool compares, nothing is shared.
-inline void RequestDesk::fill_media(RequestRecord& record, std::uint32_t slot,
-                                    std::span<const MediaSpan> media) noexcept {
-  const std::size_t kept = min_of(media.size(), max_media_);
-  for (std::size_t i = 0; i < kept; ++i) {
-    media_[slot * max_media_ + i] = media[i];
-  }
-  record.num_media = static_cast<std::int32_t>(kept);
-  if (kept < media.size()) {
-    record.cacheable = min_of(record.cacheable, media[kept].first_position);
-  }
-  MediaCursor cursor(media.first(kept), limits_.block_size, 0);
-  while (cursor.next() != MediaCursor::kNoBlock) {
-    const BlockMedia block = cursor.take();
-    if (block.count > max_block_media(limits_.block_size)) {
-      record.cacheable = min_of(record.cacheable, block.position);
-      break;
-    }
-  }
-}
-
 inline Status RequestDesk::cancel(RequestId id) noexcept {
   const Status not_found{Errc::NotFound, "id", static_cast<std::int64_t>(id.value), 0,
                          "no live request has this id"};
