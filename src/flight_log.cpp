@@ -227,7 +227,9 @@ bool FlightLogReader::decode(std::span<const std::byte> payload, FlightRecord& o
     case FlightKind::Request: {
       out.digests.clear();
       out.tokens.clear();
-      parts.take(out.request).take(out.needs, out.request.num_needs);
+      parts.take(out.request)
+          .take(out.needs, out.request.num_needs)
+          .take(out.media, out.request.num_media);
       if (out.request.digest_unit != 0) {
         parts.take(out.digests, count_of(out.request.num_content));
       } else {
@@ -262,7 +264,7 @@ bool FlightLogReader::decode(std::span<const std::byte> payload, FlightRecord& o
     case FlightKind::Pin: {
       out.digests.clear();
       out.tokens.clear();
-      parts.take(out.pin);
+      parts.take(out.pin).take(out.media, out.pin.num_media);
       if (out.pin.digest_unit != 0) {
         parts.take(out.digests, count_of(out.pin.num_content));
       } else {
@@ -296,6 +298,7 @@ SchedulerConfig FlightLogReader::config() const noexcept {
   config.rank = header_.rank;
   config.max_draft_tokens = header_.max_draft_tokens;
   config.max_retries = header_.max_retries;
+  config.max_media_spans = header_.max_media_spans;
   for (std::size_t i = 0; i < kMaxResources; ++i) {
     config.resource_caps[i] = header_.resource_caps[i];
   }
@@ -320,6 +323,21 @@ Capabilities FlightLogReader::capabilities() const noexcept {
   caps.num_layers = header_.num_layers;
   caps.num_experts = header_.num_experts;
   return caps;
+}
+
+void to_media(const FlightRecord& record, FlightRequestScratch& scratch) {
+  scratch.media.clear();
+  for (const FlightMedia& item : record.media) {
+    scratch.media.push_back(
+        {item.first_position, item.length, {item.content_high, item.content_low}});
+  }
+  const FlightRequest& from = record.request;
+  const std::int64_t shareable =
+      from.digest_unit == 0 ? from.prompt_length : saturating_mul(from.num_content, from.digest_unit);
+  if (record.kind == FlightKind::Request && from.cacheable >= 0 && from.cacheable < shareable) {
+    // Of an item that was not kept no more is known than that sharing ended where it begins.
+    scratch.media.push_back({from.cacheable, 1, {}});
+  }
 }
 
 Request to_request(const FlightRecord& record, bool has_content, FlightRequestScratch& scratch) {
@@ -363,11 +381,7 @@ Request to_request(const FlightRecord& record, bool has_content, FlightRequestSc
         static_cast<std::size_t>(clamp_to<std::int64_t>(from.prompt_length, 0, kLongest)), 0);
     request.prompt.tokens = scratch.prompt;
   }
-  // All that a media item does to a plan is to end what may be shared.
-  scratch.media.clear();
-  if (from.cacheable >= 0 && from.cacheable < from.prompt_length) {
-    scratch.media.push_back({from.cacheable, 1, {}});
-  }
+  to_media(record, scratch);
   request.media = scratch.media;
   return request;
 }

@@ -51,6 +51,33 @@ struct Prompt {
   std::vector<std::uint32_t> pages;
 };
 
+// One digest for each block, in pages of 64.
+struct DigestPrompt {
+  DigestPrompt(std::int64_t n, std::uint64_t seed) : length(n) {
+    SplitMix64 random(seed);
+    for (std::int64_t i = 0; i < n / kBlock; ++i) {
+      digests.push_back({random.next(), random.next()});
+    }
+    for (std::int64_t page = 0; page * 64 < n / kBlock; ++page) {
+      pages.push_back(static_cast<std::uint32_t>(page));
+    }
+  }
+  [[nodiscard]] SequenceContentView view() const {
+    SequenceContentView v{};
+    v.scope = &scope;
+    v.storage = reinterpret_cast<const Token*>(digests.data());
+    v.pages = pages.data();
+    v.page_tokens = 256;
+    v.prompt_length = v.known_length = v.cacheable_length = length;
+    v.digest_unit = kBlock;
+    return v;
+  }
+  std::int64_t length;
+  CacheScope scope{};
+  std::vector<ContentDigest> digests;
+  std::vector<std::uint32_t> pages;
+};
+
 template <class Eviction = Lru>
 BlockPool<Eviction> make_pool(std::int64_t num_blocks, std::int32_t rows, std::int64_t context) {
   BlockPool<Eviction> pool({.num_blocks = num_blocks, .block_size = kBlock});
@@ -94,6 +121,78 @@ void prefix_match_hot(benchmark::State& state) {
   }
 }
 BENCHMARK(prefix_match_hot)->Name("BM_PrefixMatch/tokens:32768/hot");
+
+// The same request again, as the head of a queue is looked up in each step; meanwhile a plan was
+// settled.
+void prefix_match_verified(benchmark::State& state) {
+  const auto n = static_cast<std::int64_t>(32768);
+  auto pool = make_pool(200000, 4, n);
+  const Prompt prompt(n, 1);
+  fill(pool, Row{0}, prompt);
+  pool.release(Row{0});
+  auto view = prompt.view();
+  view.version = 1;
+  std::uint64_t plan = 0;
+  for (auto _ : state) {
+    pool.settle(PlanId{++plan});
+    const PrefixMatch m = pool.match(view, n - 1);
+    benchmark::DoNotOptimize(m);
+  }
+}
+BENCHMARK(prefix_match_verified)->Name("BM_PrefixMatch/tokens:32768/verified");
+
+// The same, after another sequence that shares nothing with it has come and gone: which blocks are
+// idle has to be counted again.
+void prefix_match_recounted(benchmark::State& state) {
+  const auto n = static_cast<std::int64_t>(32768);
+  auto pool = make_pool(200000, 4, n);
+  const Prompt prompt(n, 1);
+  const Prompt other(16, 2);
+  fill(pool, Row{0}, prompt);
+  pool.release(Row{0});
+  fill(pool, Row{1}, other);
+  pool.release(Row{1});
+  auto view = prompt.view();
+  view.version = 1;
+  for (auto _ : state) {
+    if (!pool.extend(Row{1}, 16)) {
+      std::abort();
+    }
+    pool.release(Row{1});
+    const PrefixMatch m = pool.match(view, n - 1);
+    benchmark::DoNotOptimize(m);
+  }
+}
+BENCHMARK(prefix_match_recounted)->Name("BM_PrefixMatch/tokens:32768/verified_recounted");
+
+// Prompts given as one digest a block, looked up in turn: they are equal up to `common` tokens.
+void prefix_match_digests(benchmark::State& state, std::int64_t common) {
+  const auto n = static_cast<std::int64_t>(32768);
+  auto pool = make_pool(200000, 4, n);
+  DigestPrompt prompts[] = {DigestPrompt(n, 1), DigestPrompt(n, 2)};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(common / kBlock); ++i) {
+    prompts[1].digests[i] = prompts[0].digests[i];
+  }
+  for (const DigestPrompt& prompt : prompts) {
+    const auto view = prompt.view();
+    if (!pool.acquire(Row{0}, pool.match(view, n - 1)) || !pool.extend(Row{0}, n)) {
+      std::abort();
+    }
+    pool.publish(Row{0}, view, n, kNoPlan);
+    pool.release(Row{0});
+  }
+  std::size_t next = 0;
+  for (auto _ : state) {
+    next = 1 - next;
+    const PrefixMatch m = pool.match(prompts[next].view(), n - 1);
+    benchmark::DoNotOptimize(m);
+  }
+}
+BENCHMARK_CAPTURE(prefix_match_digests, same, 32768)->Name("BM_PrefixMatch/tokens:32768/digests");
+BENCHMARK_CAPTURE(prefix_match_digests, tail, 32768 - 1024)
+    ->Name("BM_PrefixMatch/tokens:32768/digests_tails");
+BENCHMARK_CAPTURE(prefix_match_digests, apart, 0)
+    ->Name("BM_PrefixMatch/tokens:32768/digests_apart");
 
 // A prompt of which nothing is cached: the first block decides.
 void prefix_match_miss(benchmark::State& state) {

@@ -53,6 +53,7 @@
 #include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/block_table_mirror.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/event.hpp>

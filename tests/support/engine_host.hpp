@@ -187,6 +187,16 @@ class MixHost {
     ++coverage.plans;
     coverage.split_plans += plan.micro_batches.size() > 1 ? 1 : 0;
     coverage.copies += static_cast<std::int64_t>(plan.groups[0].copies.size());
+    for (const BlockCopy& copy : plan.groups[0].copies) {
+      for (const BlockDelta& delta : plan.groups[0].deltas) {
+        for (const Chunk& chunk : plan.chunks) {
+          coverage.prefix_copies += delta.block == copy.target && delta.row == chunk.row &&
+                                            chunk.kind == ChunkKind::Prefill
+                                        ? 1
+                                        : 0;
+        }
+      }
+    }
     for (const BlockSwap& swap : plan.groups[0].swaps) {
       coverage.blocks_loaded += swap.to_host ? 0 : 1;
     }

@@ -107,6 +107,7 @@ void put_prefixes(Mix& mix, SplitMix64& rng) {
     }
   }
 }
+void put_fronts(Mix& mix, SplitMix64& rng) { mix.settings.partial = pick(rng, {1, 1, 2, 3}); }
 /// Prompts that hold what others have said, or are still saying.
 void put_turns(Mix& mix, SplitMix64& rng) {
   for (std::size_t i = 1; i < mix.requests.size(); ++i) {
@@ -259,6 +260,7 @@ constexpr Ingredient kIngredients[] = {
     {"chunking", 3, put_chunking, reset_settings<&S::whole_prompts, &S::max_chunk, &S::chunk_unit>},
     {"lengths", 4, put_lengths, reset_requests<&R::open_ended>},
     {"prefixes", 1, put_prefixes, reset_settings<&S::caching>},
+    {"fronts of blocks", 2, put_fronts, reset_settings<&S::partial>},
     {"scopes", 3, put_scopes, reset_requests<&R::adapter, &R::salt>},
     {"sampling", 1, put_sampling, reset_requests<&R::temperature>},
     {"turns", 2, put_turns, reset_requests<&R::follows, &R::heard>},
@@ -318,6 +320,7 @@ constexpr SettingsField kSettings[] = {
     {"chunk_unit", &S::chunk_unit},
     {"whole_prompts", &S::whole_prompts},
     {"caching", &S::caching},
+    {"partial", &S::partial},
     {"eviction", &S::eviction},
     {"host_blocks", &S::host_blocks},
     {"min_load", &S::min_load},

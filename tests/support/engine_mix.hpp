@@ -88,6 +88,7 @@ struct MixSettings {
   std::int32_t chunk_unit = 1;
   std::int32_t whole_prompts = 0;
   std::int32_t caching = 0;      ///< BlockPool::Config::prefix_caching.
+  std::int32_t partial = 0;      ///< BlockPool::Config::min_partial_tokens; 0 = no partial reuse.
   std::int32_t eviction = 0;     ///< 0 Lru, 1 Slru, 2 Lfu, 3 CostAware, 4 AdaptiveLru,
                                  ///< 5 PriorityDuration, 6 Ttl.
   std::int32_t host_blocks = 0;  ///< Host memory behind the device's; 0 = none.

@@ -213,7 +213,11 @@ class MixPolicies {
   }
   template <class Pool = BlockPool<>>
   static typename Pool::Config pool_config(const MixSettings& s) {
-    return {.num_blocks = s.blocks, .block_size = s.block_size, .prefix_caching = s.caching != 0};
+    return {.num_blocks = s.blocks,
+            .block_size = s.block_size,
+            .prefix_caching = s.caching != 0,
+            .partial_reuse = s.partial != 0,
+            .min_partial_tokens = s.partial != 0 ? s.partial : 1};
   }
   AnyBatchSizer choose_sizer(const MixSettings& s) {
     const AnyBatchSizer all[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(static_),

@@ -752,6 +752,7 @@ constexpr CoverageField kCoverage[] = {
     {"tokens from the cache", &C::hit_tokens},
     {"outputs from the cache", &C::outputs_from_cache},
     {"copies", &C::copies},
+    {"prefixes that end inside a block", &C::prefix_copies},
     {"blocks loaded from host memory", &C::blocks_loaded},
     {"future tokens", &C::future_tokens},
     {"drafts accepted", &C::drafts_accepted},

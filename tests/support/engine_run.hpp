@@ -63,6 +63,7 @@ struct MixCoverage {
   std::int64_t hit_tokens = 0;
   std::int64_t outputs_from_cache = 0;  ///< Read by a request that follows another one.
   std::int64_t copies = 0;
+  std::int64_t prefix_copies = 0;  ///< Of these, for prefixes that end inside a block.
   std::int64_t blocks_loaded = 0;  ///< From host memory.
   std::int64_t future_tokens = 0;
   std::int64_t drafts_accepted = 0;

@@ -55,15 +55,17 @@ struct LawMix {
   int pressure = 0;  // 0 ample KV, 1 scarce
   int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
                      // 5 fair share with limits, 6 prefix affinity
-  static constexpr int kAxes = 10;
-  static constexpr int kSizes[kAxes] = {4, 2, 6, 4, 4, 4, 3, 4, 2, 7};
+  int partial = 0;   // 0 whole blocks, 1 the front of a block is copied
+  static constexpr int kAxes = 11;
+  static constexpr int kSizes[kAxes] = {4, 2, 6, 4, 4, 4, 3, 4, 2, 7, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
            std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " +
-           std::to_string(pressure) + " order " + std::to_string(order);
+           std::to_string(pressure) + " order " + std::to_string(order) +
+           " partial " + std::to_string(partial);
   }
 };
 
@@ -149,6 +151,8 @@ class LawRun {
   [[nodiscard]] std::int64_t num_pins() const { return num_pins_; }
   /// Blocks that came back from another tier of memory.
   [[nodiscard]] std::int64_t num_loads() const { return executor_.swaps_in; }
+  /// Fronts of blocks that a request's prefix was copied from.
+  [[nodiscard]] std::int64_t num_copies() const { return executor_.prefix_copies; }
   /// Beam searches that came to their end.
   [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
@@ -166,6 +170,7 @@ class LawRun {
     caps.in_order = mix_.host != 3 || mix_.pool == 3 || mix_.pool == 5;
     caps.swap = mix_.pool == 5;
     caps.future_tokens = mix_.host >= 2;
+    caps.partial_copy = mix_.partial == 1;
     if (mix_.pool == 3) {
       caps.sequence_handles = caps.max_sequences + 3;
       caps.kv_tokens = num_blocks() * 4 + 3;
@@ -330,6 +335,9 @@ class LawRun {
             50000U));
       }
     }
+    if (rng_.one_in(5)) {
+      add_media(r, length);
+    }
     q.max_new_tokens = rng_.one_in(15) ? 0 : (rng_.one_in(20) ? kOpenEnded : rng_.between(1, 30));
     if (rng_.one_in(3)) {
       r.stop.push_back(toy_token(q.user_data, rng_.between(0, 10)));
@@ -384,6 +392,19 @@ class LawRun {
     }
   }
 
+  /// From the same few items at the same few places, so that some requests have equal ones.
+  void add_media(ToyRequest& r, std::int64_t length) {
+    std::int64_t first = rng_.between(0, 5);
+    for (std::int64_t n = rng_.between(1, 4); n > 0; --n) {
+      const std::int64_t items = rng_.between(1, 7);
+      if (first + items > length) {
+        break;
+      }
+      r.media.push_back({first, items, {5, static_cast<std::uint64_t>(rng_.between(0, 1))}});
+      first += items + (rng_.one_in(2) ? 0 : rng_.between(0, 6));
+    }
+  }
+
   /// Pins the prompt of some request, live or long gone.
   void pin() {
     if (requests_.empty()) {
@@ -397,7 +418,7 @@ class LawRun {
                                     : r.prompt.length;
     const std::int64_t tokens = rng_.between(1, length);     // one draw after the other: compilers
     const DurationNs time{rng_.between(0, 30) * 1'000'000};  // order arguments as they like
-    const Status s = scheduler_->pin(r.prompt, r.scope, tokens, now_ + time);
+    const Status s = scheduler_->pin(r.prompt, r.scope, tokens, now_ + time, r.media);
     if (!s && s.code != Errc::NotFound && s.code != Errc::QueueFull &&
         s.code != Errc::InvalidArgument) {
       fail(std::string("unexpected answer to a pin: ") + to_string(s.code));

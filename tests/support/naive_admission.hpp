@@ -130,6 +130,9 @@ class Admissions : public Chunks {
       return {};
     }
     match = pool_.match(contents(s, known(s) - 1));
+    if (setup_.partial && setup_.block_size > 1) {
+      pool_.match_partly(match, rest(s, match.blocks.size(), known(s) - 1));
+    }
     if (!setup_.in_order && !plans_.empty() && match.is_pending) {
       return {Admit::Blocked, WaitCause::InFlight};  // that plan may run later
     }
@@ -140,22 +143,34 @@ class Admissions : public Chunks {
   }
 
   /// Blocks, a first chunk, and a seat.
-  Answer start(Sequence& s, const Pool::Match& match) {
+  Answer start(Sequence& s, Pool::Match match) {
     const Query& query = *s.query;
     const std::int32_t rows = rows_for(s);
     const bool is_alone = running().empty();
     const auto matched_blocks = static_cast<std::int64_t>(match.blocks.size());
-    const std::int64_t matched = matched_blocks * setup_.block_size;
-    const Needs need = needs(setup_, known(s), std::min(query.limit(), setup_.kv_limit()), matched);
-    // Idle cached blocks cost as much as new ones.
-    const std::int64_t found = matched_blocks - match.idle;
-    const std::int64_t own =
-        blocks_for(need.required) - found + (is_alone ? 0 : headroom(setup_, s.preemptions));
-    std::int64_t fork_blocks = query.prompt_length % setup_.block_size != 0 ? rows - 1 : 0;
-    if (is_alone) {
-      // Nobody would make room later: samples without a block compute the prompt themselves.
-      const std::int64_t least = std::max(own, blocks_for(known(s)) - found);
-      fork_blocks = std::clamp<std::int64_t>(spare() - least, 0, fork_blocks);
+    std::int64_t matched = 0;
+    std::int64_t found = 0;
+    std::int64_t own = 0;
+    std::int64_t fork_blocks = 0;
+    Needs need;
+    const auto reckon = [&] {
+      matched = matched_blocks * setup_.block_size + match.copied;
+      need = needs(setup_, known(s), std::min(query.limit(), setup_.kv_limit()), matched);
+      // Idle cached blocks cost as much as new ones.
+      found = matched_blocks - match.idle;
+      own = blocks_for(need.required) - found + (is_alone ? 0 : headroom(setup_, s.preemptions));
+      fork_blocks = query.prompt_length % setup_.block_size != 0 ? rows - 1 : 0;
+      if (is_alone) {
+        // Nobody would make room later: samples without a block compute the prompt themselves.
+        const std::int64_t least = std::max(own, blocks_for(known(s)) - found);
+        fork_blocks = std::clamp<std::int64_t>(spare() - least, 0, fork_blocks);
+      }
+    };
+    reckon();
+    if (match.copied > 0 &&
+        (own + fork_blocks > spare() || spare() - match.idle - fork_blocks < 1)) {
+      match.drop_copy();  // what is missing is the block to copy from
+      reckon();
     }
     if (own + fork_blocks > spare()) {
       s.retry_need = own + fork_blocks;
@@ -184,7 +199,12 @@ class Admissions : public Chunks {
     pool_.acquire(seat->table, match);
     seat->planned = matched;
     seat->committed = matched;
-    seat->next_publish = matched + setup_.block_size;
+    seat->next_publish = (matched_blocks + 1) * setup_.block_size;
+    if (match.copied > 0) {
+      seat->copy_first = matched_blocks * setup_.block_size;
+      seat->copied = match.copied;
+      new_plan_->starts.push_back(seat);
+    }
     seat->reserved = rows - 1;
     seat->fork_blocks = fork_blocks;
     if (setup_.caching) {

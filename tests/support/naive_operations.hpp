@@ -23,6 +23,7 @@ struct Mix {
   bool has_drafts = false;
   bool has_samples = false;
   bool has_caching = false;
+  bool has_copies = false;  ///< Many prompts differ within a block, which is copied.
 };
 
 enum class Kind : std::uint8_t {
@@ -67,6 +68,14 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.blocks = rng.one_in(3) ? 200 : rng.between(4, 30);
   s.max_context = rng.between(12, 160);
   s.caching = mix.has_caching;
+  if (mix.has_copies) {
+    s.block_size = s.block_size < 4 ? 16 : s.block_size;
+    s.max_context = std::max<std::int64_t>(s.max_context, 60);
+    s.blocks = std::max<std::int64_t>(s.blocks, 10);
+  }
+  s.partial = mix.has_copies || (mix.has_caching && rng.one_in(2));
+  s.min_partial = static_cast<std::int32_t>(rng.between(1, 3));
+  s.media_spans = rng.one_in(3) ? static_cast<std::int32_t>(rng.between(0, 3)) : 64;
   s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 3));
   s.rules.reserve = static_cast<AdmissionRules::Reserve>(rng.between(0, 3));
   s.rules.reserve_tokens = rng.between(1, 60);
@@ -119,7 +128,7 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
   const std::int64_t longest = setup.kv_limit();
   const std::int64_t length = rng.one_in(8) ? rng.between(0, longest + 2)
                                             : rng.between(1, std::min<std::int64_t>(longest, 30));
-  const auto family = static_cast<std::uint64_t>(rng.between(0, 2));
+  const auto family = static_cast<std::uint64_t>(rng.between(0, mix.has_copies ? 0 : 2));
   if (mix.has_caching && rng.one_in(5)) {
     q.prompt.kind = PromptKind::Digests;
     q.prompt.length = length;
@@ -131,7 +140,8 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
       s.digests.push_back({chain, mix64(chain)});
     }
   } else {
-    const std::int64_t shared = rng.one_in(3) ? length : rng.between(0, length);
+    std::int64_t shared = rng.one_in(3) ? length : rng.between(0, length);
+    shared = mix.has_copies ? std::max(shared, length * 2 / 3) : shared;
     for (std::int64_t i = 0; i < length; ++i) {
       s.prompt.push_back(static_cast<Token>(
           mix64((i < shared ? family : op.tag + 10) * 131U + static_cast<std::uint64_t>(i)) %
@@ -143,7 +153,7 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
     s.stop.push_back(toy_token(op.tag, rng.between(0, 10)));
     q.min_new_tokens = q.max_new_tokens > 0 ? rng.between(0, q.max_new_tokens) : 0;
   }
-  q.scope.has_tenant_salt = rng.one_in(3);
+  q.scope.has_tenant_salt = rng.one_in(mix.has_copies ? 9 : 3);
   q.scope.tenant_salt = static_cast<std::uint64_t>(rng.between(0, 1));
   q.arrival = now - DurationNs{rng.between(0, 2) * 500'000};
   q.priority = static_cast<std::int32_t>(rng.between(-2, 4));
@@ -162,8 +172,18 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
   if (rng.one_in(8)) {
     s.needs.push_back({0, rng.between(0, 4)});
   }
-  if (rng.one_in(20) && length > 2) {
-    s.media.push_back({rng.between(0, length - 2), 2, {}});
+  if (rng.one_in(5)) {
+    // From the same few items, at the same few places, so that some requests have equal ones.
+    const bool is_tiny = rng.one_in(3);
+    std::int64_t first = rng.between(0, 6);
+    for (std::int64_t n = rng.between(1, is_tiny ? 6 : 3); n > 0; --n) {
+      const std::int64_t items = is_tiny ? 1 : rng.between(1, 6);
+      if (first + items > length) {
+        break;
+      }
+      s.media.push_back({first, items, {5, static_cast<std::uint64_t>(rng.between(0, 1))}});
+      first += items + (rng.one_in(2) ? 0 : rng.between(0, 5));
+    }
   }
   return s;
 }
@@ -174,7 +194,8 @@ inline std::string describe(const Setup& s) {
       << ", sequences " << s.sequences << ", step tokens " << s.step_tokens << ", plans " << s.plans
       << (s.in_order ? "" : ", out of order") << (s.future_tokens ? ", future tokens" : "")
       << ", drafts " << s.drafts << ", retries " << s.retries << ", blocks " << s.blocks << " of "
-      << s.block_size << (s.caching ? ", caching" : "") << ", context " << s.max_context
+      << s.block_size << (s.caching ? ", caching" : "") << (s.partial ? ", copies of " : "")
+      << (s.partial ? std::to_string(s.min_partial) : "") << ", context " << s.max_context
       << ", compose " << static_cast<int>(s.rules.compose) << ", reserve "
       << static_cast<int>(s.rules.reserve) << " " << s.rules.reserve_tokens << ", watermark "
       << s.rules.watermark_permille << (s.rules.split_prompts ? "" : ", whole prompts")

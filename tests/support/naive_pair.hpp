@@ -62,17 +62,20 @@ class Pair {
     host.max_sequences = setup.rows;
     host.in_order = setup.in_order;
     host.future_tokens = setup.future_tokens;
+    host.partial_copy = setup.partial;
     SchedulerConfig config;
     config.max_live_requests = setup.max_live;
     config.max_context_tokens = setup.max_context;
     config.max_plans_in_flight = setup.plans;
     config.max_draft_tokens = setup.drafts;
     config.max_retries = setup.retries;
+    config.max_media_spans = setup.media_spans;
     config.resource_caps[0] = setup.resource;
     auto made = Real::make(config, host, sizers[setup.sizer], NoSplit{}, NullBalancer{},
                            BlockPool<>({.num_blocks = setup.blocks,
                                         .block_size = setup.block_size,
-                                        .prefix_caching = setup.caching}),
+                                        .prefix_caching = setup.caching,
+                                        .min_partial_tokens = setup.min_partial}),
                            order(setup));
     if (!made) {
       fail("make: " + text(made.status()));
@@ -95,6 +98,8 @@ class Pair {
   }
 
   [[nodiscard]] std::int64_t done() const { return done_; }
+  /// Sequences whose prefix ended inside a block.
+  [[nodiscard]] std::int64_t num_starts() const { return num_starts_; }
   [[nodiscard]] SchedulerStats stats() const { return naive_.stats(); }
   [[nodiscard]] const std::vector<std::string>& story() const { return story_; }
   /// Whether story() is told.
@@ -252,6 +257,31 @@ class Pair {
       compare_chunk(*real, real->chunks[c], naive->pieces[c]);
     }
     same("plan: chunks", real->chunks.size(), naive->pieces.size());
+    compare_copies(*real, *naive);
+  }
+
+  /// Rows that begin with the front of a block are told that block, and what to copy to it.
+  void compare_copies(const StepPlan& real, const Plan& naive) {
+    const GroupPlan& group = real.groups[0];
+    std::size_t copies = naive.copies.size();
+    for (const SeatRef& seat : naive.starts) {
+      if (std::none_of(naive.pieces.begin(), naive.pieces.end(),
+                       [&](const Piece& piece) { return piece.seat == seat; })) {
+        continue;  // it gave way in the same step
+      }
+      ++copies;
+      ++num_starts_;
+      const std::int64_t index = seat->copy_first / setup_.block_size;
+      std::int64_t copied = 0;
+      for (const BlockDelta& delta : group.deltas) {
+        for (const BlockCopy& copy : group.copies) {
+          const bool is_own = delta.row.value == seat->row && delta.index == index;
+          copied += is_own && copy.target == delta.block ? copy.num_tokens : 0;
+        }
+      }
+      same("plan: tokens copied", copied, seat->copied);
+    }
+    same("plan: copies", group.copies.size(), copies);
   }
 
   static std::string describe(const Chunk& c) {
@@ -591,6 +621,7 @@ class Pair {
   std::set<std::uint64_t> seen_;  // tags whose end was compared
   TimeNs now_{1'000'000'000};
   std::int64_t done_ = 0;
+  std::int64_t num_starts_ = 0;
   std::string error_;
   std::vector<std::string> story_;
 };

@@ -19,6 +19,23 @@ class Pool {
     std::vector<int> blocks;
     std::int64_t idle = 0;    ///< Of these, how many nobody references.
     bool is_pending = false;  ///< A plan in flight has still to write one of them.
+    int source = -1;          ///< Block whose front is to be copied,
+    std::int64_t copied = 0;  ///< so many tokens of it.
+    bool is_source_idle = false;
+
+    void drop_copy() {
+      idle -= is_source_idle ? 1 : 0;
+      source = -1;
+      copied = 0;
+      is_source_idle = false;
+    }
+  };
+  /// What is known behind the whole blocks of a look-up.
+  struct Rest {
+    std::vector<Content> block;  ///< All of the next block, if it may be shared at all.
+    std::int64_t tokens = 0;     ///< Of these, how many may be found,
+    std::vector<Token> front;    ///< and the tokens before the next media item.
+    std::int64_t least = 1;      ///< Fewer are not copied.
   };
 
   Pool(std::int64_t blocks, bool caching)
@@ -51,11 +68,50 @@ class Pool {
     return m;
   }
 
+  /// The front of the next block: of that very block, else of the first child without media that
+  /// the last one has.
+  void match_partly(Match& m, const Rest& rest) const {
+    const std::uint64_t parent = m.blocks.empty() ? 0 : at(m.blocks.back()).prefix;
+    const Prefix* found = rest.block.empty() ? nullptr : find(parent, rest.block[0]);
+    std::int64_t tokens = rest.tokens;
+    if (found == nullptr && parent != 0) {
+      for (const Prefix& prefix : prefixes_) {
+        found = prefix.parent == parent && prefix.is_first ? &prefix : found;
+      }
+      for (tokens = 0; found != nullptr && tokens < static_cast<std::int64_t>(rest.front.size());
+           ++tokens) {
+        const auto i = static_cast<std::size_t>(tokens);
+        if (found->content[i] != rest.front[i]) {
+          break;
+        }
+      }
+    }
+    if (found == nullptr || tokens < rest.least || is_pending(found->holders.front())) {
+      return;
+    }
+    m.source = found->holders.front();
+    m.copied = tokens;
+    m.is_source_idle = at(m.source).references == 0;
+    m.idle += m.is_source_idle ? 1 : 0;
+  }
+
   void acquire(Table& table, const Match& m) {
     for (const int block : m.blocks) {
       reference(block);
     }
-    table = {m.blocks, m.blocks.size(), m.blocks.size()};
+    table = {m.blocks, m.blocks.size(), m.blocks.size(), m.source};
+    if (m.source >= 0) {
+      reference(m.source);
+      extend(table, static_cast<std::int64_t>(m.blocks.size()) + 1);
+    }
+  }
+
+  /// The copy was made, or never will be.
+  void finish_copy(Table& table) {
+    if (table.source >= 0) {
+      drop(table.source);
+      table.source = -1;
+    }
   }
 
   /// Adds blocks until the table has `count`; the caller knows that there are so many.
@@ -108,18 +164,11 @@ class Pool {
   /// The last block is released first, so that it is evicted before what leads to it. A block that
   /// nobody else holds stays cached if its content is there.
   void release(Table& table) {
+    finish_copy(table);
     while (!table.blocks.empty()) {
       const int block = table.blocks.back();
       table.blocks.pop_back();
-      if (--at(block).references > 0) {
-        continue;
-      }
-      at(block).is_withdrawn = false;
-      if (at(block).prefix != 0 && is_pending(block)) {
-        leave(block);
-      } else if (at(block).prefix != 0) {
-        idle_.push_back(block);
-      }
+      drop(block);
     }
     table = {};
   }
@@ -180,7 +229,21 @@ class Pool {
     std::uint64_t parent = 0;
     Content content;
     std::vector<int> holders;  ///< Oldest first.
+    bool is_first = false;     ///< Of the children without media: the one that was entered first.
   };
+
+  /// One reference less.
+  void drop(int block) {
+    if (--at(block).references > 0) {
+      return;
+    }
+    at(block).is_withdrawn = false;
+    if (at(block).prefix != 0 && is_pending(block)) {
+      leave(block);
+    } else if (at(block).prefix != 0) {
+      idle_.push_back(block);
+    }
+  }
 
   Block& at(int block) { return blocks_[static_cast<std::size_t>(block)]; }
   [[nodiscard]] const Block& at(int block) const {
@@ -199,7 +262,12 @@ class Pool {
 
   std::uint64_t enter(int block, std::uint64_t parent, const Content& content) {
     if (find(parent, content) == nullptr) {
-      prefixes_.push_back({++last_id_, parent, content, {}});
+      const bool has_media = std::count(content.begin(), content.end(), -1) > 0;
+      const bool is_first =
+          !has_media && std::none_of(prefixes_.begin(), prefixes_.end(), [&](const Prefix& p) {
+            return p.parent == parent && p.is_first;
+          });
+      prefixes_.push_back({++last_id_, parent, content, {}, is_first});
     }
     for (Prefix& prefix : prefixes_) {
       if (prefix.parent == parent && prefix.content == content) {

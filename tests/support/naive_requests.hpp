@@ -32,8 +32,8 @@ class Requests : public State {
         given.request.prompt.kind == PromptKind::Tokens
             ? query->limit()
             : static_cast<std::int64_t>(given.digests.size()) * given.request.prompt.digest_unit;
-    for (const MediaSpan& span : given.media) {
-      query->cacheable = std::min(query->cacheable, span.first_position);
+    if (kept_media(*query) < given.media.size()) {
+      query->cacheable = std::min(query->cacheable, given.media[kept_media(*query)].first_position);
     }
     query->is_atomic = given.request.atomic_prefill || !setup_.rules.split_prompts;
     for (std::int32_t i = 0; i < given.request.num_samples; ++i) {

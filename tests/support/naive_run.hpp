@@ -20,6 +20,7 @@ struct Report {
   std::string error;
   std::int64_t operations = 0;
   SchedulerStats stats{};
+  std::int64_t starts = 0;  ///< Sequences whose prefix ended inside a block.
   std::vector<std::string> story;
 };
 
@@ -31,6 +32,7 @@ inline Report compare(const Setup& setup, const Mix& mix, const std::vector<Oper
     report.error = pair.run(operations);
     report.operations = pair.done();
     report.stats = pair.stats();
+    report.starts = pair.num_starts();
     report.story = pair.story();
     return report;
   };

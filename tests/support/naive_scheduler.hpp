@@ -125,6 +125,9 @@ class Scheduler : public Admissions {
       }
     }
     forget_copies(plan);
+    for (const SeatRef& seat : plan.starts) {
+      pool_.finish_copy(seat->table);
+    }
     drop_stale_copies();
     plans_.pop_front();
   }
@@ -143,6 +146,15 @@ class Scheduler : public Admissions {
       for (const Copy& copy : plans_[p].copies) {
         if (is_running(*copy.target)) {
           leave(*copy.target, true);  // the source may be gone: it computes the prompt itself
+        }
+      }
+    }
+    for (std::size_t p = first; p < plans_.size(); ++p) {
+      for (const SeatRef& seat : plans_[p].starts) {
+        pool_.finish_copy(seat->table);
+        if (is_running(*seat)) {  // that block is computed from its start
+          roll_back(*seat, seat->copy_first, Phase::Prefill);
+          seat->committed = seat->planned;
         }
       }
     }

@@ -190,6 +190,10 @@ class State {
                : 0;
   }
 
+  [[nodiscard]] std::size_t kept_media(const Query& query) const {
+    return std::min(query.given.media.size(), static_cast<std::size_t>(setup_.media_spans));
+  }
+
   /// What stands in the whole blocks of the first `tokens` positions that may be shared.
   [[nodiscard]] std::vector<Content> contents(const Sequence& s, std::int64_t tokens) const {
     const Query& query = *s.query;
@@ -213,7 +217,46 @@ class State {
           content.push_back(token_at(s, i));
         }
       }
+      std::int64_t items = 0;
+      for (std::size_t i = 0; i < kept_media(query); ++i) {
+        const MediaSpan& item = query.given.media[i];
+        if (item.first_position < p + setup_.block_size && item.first_position + item.length > p) {
+          content.insert(content.end(), {-1, static_cast<std::int64_t>(item.content.high),
+                                         static_cast<std::int64_t>(item.content.low),
+                                         p - item.first_position, item.length});
+          ++items;
+        }
+      }
+      if (items > setup_.block_size / 4 + 2) {
+        return out;  // nothing from here on is shared
+      }
       out.push_back(std::move(content));
+    }
+    return out;
+  }
+
+  /// What is known behind the `blocks` whole ones that a look-up of `limit` tokens found.
+  [[nodiscard]] Pool::Rest rest(const Sequence& s, std::size_t blocks, std::int64_t limit) const {
+    const Query& query = *s.query;
+    const bool has_digests = query.request().prompt.kind == PromptKind::Digests;
+    const std::int64_t begin = static_cast<std::int64_t>(blocks) * setup_.block_size;
+    Pool::Rest out;
+    out.least = setup_.min_partial;
+    std::vector<Content> all = contents(s, begin + setup_.block_size);
+    if (all.size() > blocks) {
+      out.block.push_back(all[blocks]);
+    }
+    const std::int64_t end =
+        std::min({limit, known(s), query.cacheable, begin + setup_.block_size});
+    out.tokens = std::max<std::int64_t>(end - begin, 0);
+    for (std::int64_t p = begin; p < end && !has_digests; ++p) {
+      for (std::size_t i = 0; i < kept_media(query); ++i) {
+        const MediaSpan& item = query.given.media[i];
+        if (p >= item.first_position && p < item.first_position + item.length) {
+          return out;
+        }
+      }
+      out.front.push_back(token_at(s, p));
     }
     return out;
   }

@@ -32,6 +32,7 @@ struct Setup {
   std::int32_t drafts = 0;
   std::int32_t retries = 2;
   std::int64_t resource = 3;
+  std::int32_t media_spans = 64;
   // The sizer: 0 unbounded, 1 static, 2 token budget.
   int sizer = 0;
   std::int32_t sequences = std::numeric_limits<std::int32_t>::max();
@@ -40,6 +41,8 @@ struct Setup {
   std::int64_t blocks = 100;
   std::int32_t block_size = 4;
   bool caching = false;
+  bool partial = false;  ///< The executor copies fronts of blocks, of so many tokens at least.
+  std::int32_t min_partial = 1;
   // The admission policy: FcfsAdmission, or PriorityAging.
   AdmissionRules rules{};
   bool by_priority = false;
@@ -55,12 +58,10 @@ struct Setup {
 /// A request with all that it points to.
 struct Submission : ToyRequest {
   std::vector<ResourceNeed> needs;
-  std::vector<MediaSpan> media;
 
   Request view() {
     ToyRequest::view();
     request.resources = needs;
-    request.media = media;
     return request;
   }
   [[nodiscard]] std::int64_t length() const {
@@ -81,6 +82,7 @@ struct Table {
   std::vector<int> blocks;
   std::size_t acquired = 0;   ///< Leading ones that came from the cache or from a fork.
   std::size_t published = 0;  ///< Leading ones that hold a prefix others may find.
+  int source = -1;            ///< Kept until its front has been copied to a block of the table.
 };
 
 enum class Where : std::uint8_t { Waiting, Running, Forking, Leaving, Ended };
@@ -104,6 +106,8 @@ struct Seat {
   std::int64_t next_publish = 0;
   std::vector<Token> drafts;    ///< Proposals for its next decode.
   std::uint64_t copied_in = 0;  ///< Plan that tells the copy it begins with.
+  std::int64_t copy_first = 0;  ///< Its prefix ends in the block at this position, where
+  std::int64_t copied = 0;      ///< so many tokens are copied from another block.
   bool comes_back = false;      ///< Draining: waits again afterwards.
   bool is_reset = false;        ///< Draining because it read what was never written.
 };
@@ -186,7 +190,8 @@ struct Copy {
 struct Plan {
   std::uint64_t id = 0;
   std::vector<Piece> pieces;
-  std::vector<Copy> copies;  ///< That it tells the host.
+  std::vector<Copy> copies;     ///< That it tells the host.
+  std::vector<SeatRef> starts;  ///< Admitted with the front of a block that it copies.
   PaddedSize padded{};
 };
 

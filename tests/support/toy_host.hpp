@@ -32,6 +32,7 @@ struct ToyRequest {
   std::vector<Token> prompt;
   std::vector<ContentDigest> digests;
   std::vector<Token> stop;
+  std::vector<MediaSpan> media;
 
   /// The Request with its spans set.
   Request view() {
@@ -40,6 +41,7 @@ struct ToyRequest {
                                 : std::span<const Token>();
     request.prompt.digests = digests;
     request.stop_tokens = stop;
+    request.media = media;
     return request;
   }
 };
@@ -174,6 +176,7 @@ class ToyExecutor {
   std::int64_t kv_reads = 0;
   std::int64_t swaps_out = 0;
   std::int64_t swaps_in = 0;
+  std::int64_t prefix_copies = 0;  ///< For rows that begin with them.
 
   /// Does what a host that addresses KV by sequence has to do for a plan in any case.
   void apply_row_ops(std::span<const RowOp> ops) {
@@ -382,7 +385,21 @@ class ToyExecutor {
 
   void apply_copies(const StepPlan& plan) {
     for (const GroupPlan& group : plan.groups) {
+      std::set<std::int32_t> targets;
       for (const BlockCopy& copy : group.copies) {
+        if (!targets.insert(copy.target.value).second) {
+          fail("two copies to one block");
+        }
+        prefix_copies += std::any_of(group.deltas.begin(), group.deltas.end(),
+                                     [&](const BlockDelta& d) { return d.block == copy.target; })
+                             ? 1
+                             : 0;
+      }
+      for (const BlockCopy& copy : group.copies) {
+        if (targets.count(copy.source.value) != 0 || copy.num_tokens < 1 ||
+            copy.num_tokens >= group.spec.block_size) {
+          fail("a copy of what another copy makes, or not of the front of a block");
+        }
         for (std::int32_t i = 0; i < group.spec.block_size; ++i) {
           const std::int64_t to = std::int64_t{copy.target.value} * group.spec.block_size + i;
           const std::int64_t from = std::int64_t{copy.source.value} * group.spec.block_size + i;
@@ -429,6 +446,17 @@ class ToyExecutor {
 
   /// Content of position p of a request: its token, or for a digest prompt the digest of its unit.
   std::uint64_t content(std::uint64_t tag, std::int32_t sample, std::int64_t p) const {
+    std::uint64_t value = word(tag, sample, p);
+    for (const MediaSpan& item : requests_.at(tag).media) {
+      if (p >= item.first_position && p < item.first_position + item.length) {
+        value = combine64(combine64(combine64(value, item.content.low), item.content.high),
+                          static_cast<std::uint64_t>(p - item.first_position));
+      }
+    }
+    return value;
+  }
+  /// The same without the media items.
+  std::uint64_t word(std::uint64_t tag, std::int32_t sample, std::int64_t p) const {
     const ToyRequest& r = requests_.at(tag);
     const std::int64_t prompt = prompt_length(tag);
     if (p >= prompt && beam_step_ > 0) {
@@ -507,7 +535,7 @@ class ToyExecutor {
       }
       const bool is_hidden =
           requests_.at(tag).request.prompt.kind == PromptKind::Digests && p < prompt;
-      if (!is_hidden && static_cast<std::uint64_t>(token) != content(tag, chunk.sample, p)) {
+      if (!is_hidden && static_cast<std::uint64_t>(token) != word(tag, chunk.sample, p)) {
         if (has_drafts && i > 0) {
           good = std::min(good, i);
         } else {

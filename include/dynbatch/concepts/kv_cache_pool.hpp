@@ -29,6 +29,7 @@ struct PoolAttachment {
   std::int32_t max_plans_in_flight = 1;
   bool in_order = true;               ///< Executor::capabilities().in_order.
   std::int32_t sequence_handles = 0;  ///< Of a sequence-addressed host; 0 = it addresses blocks.
+  bool partial_copy = false;          ///< Executor::capabilities().partial_copy.
 };
 
 /// Most row operations that a pool for a host with so many sequence handles tells at once.
@@ -53,6 +54,21 @@ struct PrefixMatch {
   PlanId newest_pending{};   ///< Newest plan that has still to write one of them; kNoPlan = none.
   std::uint64_t ticket = 0;  ///< State of the pool at the look-up.
   std::int64_t num_loaded = 0;  ///< Of num_tokens, how many acquire() has loaded from another tier.
+  /// Of num_tokens, the last ones, fewer than a block: they stand at the front of `copy_source`.
+  /// acquire() gives the row a block of its own for them and keeps the source until finish_copy();
+  /// the plan that admits the row has to copy them.
+  std::int64_t num_copied = 0;
+  std::int64_t idle_copies = 0;  ///< Of idle_blocks, 1 if the source is one of them.
+  BlockId copy_source{};
+
+  /// Leaves only whole blocks.
+  constexpr void drop_copy() noexcept {
+    num_tokens -= num_copied;
+    idle_blocks -= idle_copies;
+    num_copied = 0;
+    idle_copies = 0;
+    copy_source = kNoBlock;
+  }
 };
 
 /// Laws: docs/policies/kv_cache_pool.md. Positions and counts are tokens unless a name says blocks.
@@ -142,8 +158,8 @@ consteval bool check_kv_cache_pool() {
 namespace detail {
 
 /// What pools have beyond the concept: for sequence-addressed hosts row operations (all of the
-/// first three or none), for tiers of memory moves between them (both of the last two or
-/// neither).
+/// first three or none), for tiers of memory moves between them (both of the next two or
+/// neither), for matches that end inside a block the end of its copy.
 template <class P>
 struct OptionalPool {
   static constexpr bool kHasRowOps =
@@ -157,6 +173,14 @@ struct OptionalPool {
         { p.drain_swaps(out, plan) } noexcept -> std::same_as<std::size_t>;
         { p.lose_swaps(in) } noexcept -> std::same_as<void>;
       };
+  static constexpr bool kHasCopies = requires(P& p, Row row) {
+    { p.finish_copy(row) } noexcept -> std::same_as<void>;
+  };
+  static void finish_copy(P& pool, Row row) noexcept {
+    if constexpr (kHasCopies) {
+      pool.finish_copy(row);
+    }
+  }
   static std::size_t drain_swaps(P& pool, std::span<BlockSwap> swaps, PlanId plan) noexcept {
     if constexpr (kHasSwaps) {
       return pool.drain_swaps(swaps, plan);
@@ -271,6 +295,8 @@ class AnyKVCachePool {
     return table_->drain_swaps(self_, swaps, plan);
   }
   void lose_swaps(std::span<const BlockSwap> swaps) noexcept { table_->lose_swaps(self_, swaps); }
+  /// Does nothing if the model's matches never end inside a block.
+  void finish_copy(Row row) noexcept { table_->finish_copy(self_, row); }
 
  private:
   struct Table {
@@ -301,6 +327,7 @@ class AnyKVCachePool {
     bool (*must_leave)(const void*, Row) noexcept;
     std::size_t (*drain_swaps)(void*, std::span<BlockSwap>, PlanId) noexcept;
     void (*lose_swaps)(void*, std::span<const BlockSwap>) noexcept;
+    void (*finish_copy)(void*, Row) noexcept;
     bool tells_row_ops;
     bool tells_swaps;
   };
@@ -357,6 +384,7 @@ class AnyKVCachePool {
       [](void* p, std::span<const BlockSwap> swaps) noexcept {
         detail::OptionalPool<P>::lose_swaps(*static_cast<P*>(p), swaps);
       },
+      [](void* p, Row r) noexcept { detail::OptionalPool<P>::finish_copy(*static_cast<P*>(p), r); },
       detail::OptionalPool<P>::kHasRowOps,
       detail::OptionalPool<P>::kHasSwaps};
 

@@ -12,9 +12,11 @@
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
 #include <dynbatch/kv/detail/content_cursor.hpp>
+#include <dynbatch/kv/detail/verified_path.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
 #include <dynbatch/model/sequence_content.hpp>
@@ -38,6 +40,9 @@ class BlockPool {
     std::int32_t block_size = 16;    ///< Tokens a block, in [1, 65536].
     bool prefix_caching = true;      ///< Off: nothing is indexed, every look-up misses.
     std::int64_t max_kv_events = 0;  ///< Undrained cache events kept, in [0, 2^30]; 0 = off.
+    /// Where the executor has partial_copy, a match may end inside a block that is then copied.
+    bool partial_reuse = true;
+    std::int32_t min_partial_tokens = 1;  ///< Fewer are computed instead of copied; >= 1.
 
     [[nodiscard]] constexpr Status validate() const noexcept {
       if (num_blocks < 1 || num_blocks > 2147483646) {
@@ -49,6 +54,10 @@ class BlockPool {
       if (max_kv_events < 0 || max_kv_events > 1073741824) {
         return {Errc::InvalidConfig, "max_kv_events", max_kv_events, 1073741824,
                 "must be in [0, limit]"};
+      }
+      if (min_partial_tokens < 1) {
+        return {Errc::InvalidConfig, "min_partial_tokens", min_partial_tokens, 1,
+                "must be at least 1"};
       }
       return kOk;
     }
@@ -80,14 +89,19 @@ class BlockPool {
 
   [[nodiscard]] bool shares_prefixes() const noexcept { return config_.prefix_caching; }
 
-  /// Longest cached prefix of at most `limit` tokens, whole blocks, each verified by content.
-  /// O(tokens matched).
+  /// Longest cached prefix of at most `limit` tokens, whole blocks, each verified by content; with
+  /// partial reuse the front of one block more, whose plan is settled: the block that the limit
+  /// cuts, or of the children that differ the first one. O(tokens matched).
   [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept;
 
-  /// References the blocks of the latest match(), or its first `match.num_blocks`, from an empty
-  /// row. False, and nothing changes, if the row isn't empty or the pool has changed since; without
-  /// blocks there is nothing to become stale. O(blocks).
+  /// References the blocks of the latest match(), or its first `match.num_blocks` without a copy,
+  /// from an empty row. False, and nothing changes, if the row isn't empty, the pool has changed
+  /// since or there is no block to copy to; without blocks there is nothing to become stale.
+  /// O(blocks).
   bool acquire(Row row, const PrefixMatch& match) noexcept;
+
+  /// The copy that the row began with was made, or never will be: its source may go.
+  void finish_copy(Row row) noexcept;
 
   /// Makes the table of a row hold `tokens`: all the blocks it lacks, or none and false. Takes free
   /// blocks before cached ones. O(1) if it holds them, else O(new blocks).
@@ -129,6 +143,7 @@ class BlockPool {
   /// Drops all references of a row, the last block first. Blocks still pending that nobody else
   /// holds are not kept as cached: nobody could withdraw them.
   void release(Row row) noexcept {
+    finish_copy(row);
     if (!is_row(row) || state_of(row).length == 0) {
       return;
     }
@@ -154,10 +169,7 @@ class BlockPool {
 
   /// Newest plan that has still to write one of these blocks of a match; kNoPlan = none.
   [[nodiscard]] PlanId newest_pending(std::span<const BlockId> blocks) const noexcept {
-    std::uint64_t newest = 0;
-    for (const BlockId block : blocks) {
-      newest = max_of(newest, index_.plan_of(block).value);
-    }
+    const std::uint64_t newest = newest_plan_of(blocks);
     return newest > settled_ ? PlanId{newest} : kNoPlan;
   }
 
@@ -202,8 +214,8 @@ class BlockPool {
   /// `tokens`, and what it acquired there that is still pending. Returns the number of blocks.
   std::int64_t withdraw(Row row, std::int64_t tokens) noexcept;
 
-  /// True if a block that the row acquired was withdrawn since. O(1) unless some block is in that
-  /// state, then O(acquired blocks).
+  /// True if a block that the row acquired, or copies from, was withdrawn since. O(1) unless some
+  /// block is in that state, then O(acquired blocks).
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept;
 
   /// NotSupported.
@@ -277,6 +289,7 @@ class BlockPool {
     std::int32_t num_published;  // Leading blocks that were entered in the index.
     PrefixNode tail;             // Node of the last published block, or kNoNode: not noted.
     PrefixId tail_id;
+    std::int32_t copied_from;  // Block + 1 that it keeps as the source of a copy; 0 = none.
   };
 
   [[nodiscard]] bool is_row(Row row) const noexcept {
@@ -302,8 +315,8 @@ class BlockPool {
   }
   [[nodiscard]] bool has_pending() const noexcept { return index_.newest_plan().value > settled_; }
 
-  // Leading blocks of the content that lie in its first `tokens` and that may be shared.
-  [[nodiscard]] std::int64_t num_shareable_blocks(const SequenceContentView& content,
+  // Leading positions of the first `tokens` whose KV may be shared.
+  [[nodiscard]] std::int64_t num_shareable_tokens(const SequenceContentView& content,
                                                   std::int64_t tokens) const noexcept {
     // A block must not straddle two pages, nor two units.
     const std::int32_t unit = content.has_digests() ? content.digest_unit : content.page_tokens;
@@ -314,46 +327,55 @@ class BlockPool {
     if (content.has_digests()) {
       end = min_of(end, content.prompt_length / unit * unit);
     }
-    return max_of<std::int64_t>(end, 0) / config_.block_size;
+    return max_of<std::int64_t>(end, 0);
   }
+  [[nodiscard]] std::int64_t num_shareable_blocks(const SequenceContentView& content,
+                                                  std::int64_t tokens) const noexcept {
+    return num_shareable_tokens(content, tokens) / config_.block_size;
+  }
+
+  [[nodiscard]] bool may_share(const BlockMedia& media) const noexcept {
+    return media.count <= max_block_media(config_.block_size);
+  }
+  // The node of the block behind `parent`, or of a first block (kNoNode).
+  [[nodiscard]] PrefixNode find_block(const SequenceContentView& content, PrefixNode parent,
+                                      const void* data, const BlockMedia& media) const noexcept {
+    if (!may_share(media)) {
+      return kNoNode;
+    }
+    return parent == kNoNode
+               ? index_.find_root({*content.scope, content.has_digests()}, data, media)
+               : index_.find_child(parent, data, content.has_digests(), media);
+  }
+
+  [[nodiscard]] std::int64_t num_verified(const SequenceContentView& content,
+                                          std::int64_t num_blocks) const noexcept;
+  void note_verified(const SequenceContentView& content, PrefixNode end, std::uint64_t newest_plan,
+                     const PrefixMatch& match) noexcept;
+  [[nodiscard]] std::uint64_t newest_plan_of(std::span<const BlockId> blocks) const noexcept {
+    std::uint64_t newest = 0;
+    for (const BlockId block : has_pending() ? blocks : std::span<const BlockId>{}) {
+      newest = max_of(newest, index_.plan_of(block).value);
+    }
+    return newest;
+  }
+  [[nodiscard]] std::int64_t count_idle(std::span<const BlockId> blocks) const noexcept {
+    std::int64_t idle = 0;
+    for (const BlockId block : blocks) {
+      idle += store_.references(block) == 0 ? 1 : 0;
+    }
+    return idle;
+  }
+
+  // Adds to a match of whole blocks, which ends at `node`, the front of one block more.
+  void match_partly(const SequenceContentView& content, PrefixNode node,
+                    PrefixMatch& match) noexcept;
 
   // Free blocks first, then victims; the caller knows that there are enough.
-  void take_blocks(std::span<BlockId> out) noexcept {
-    std::size_t n = 0;
-    for (; n < out.size(); ++n) {
-      out[n] = store_.allocate();
-      if (out[n] == kNoBlock) {
-        break;
-      }
-    }
-    const std::span<BlockId> evicted = out.subspan(n);
-    if (evicted.empty()) {
-      return;
-    }
-    n = store_.evict(evicted);
-    DYNBATCH_ASSERT(n == evicted.size(), "the counters promise blocks that aren't there");
-    index_.remove(evicted);
-    evictions_ += n;
-    prefetch_victims();
-  }
+  void take_blocks(std::span<BlockId> out) noexcept;
 
   // A decode step takes blocks one by one: what is known of the next ones is on its way by then.
-  void prefetch_victims() const noexcept {
-    constexpr int kNear = 3;
-    constexpr int kDistant = 6;
-    BlockId near = store_.eviction().victim();
-    for (int i = 0; i < kNear && near != kNoBlock; ++i) {
-      near = store_.eviction().after(near);
-    }
-    BlockId distant = near;
-    for (int i = kNear; i < kDistant && distant != kNoBlock; ++i) {
-      distant = store_.eviction().after(distant);
-    }
-    if (distant != kNoBlock) {
-      store_.prefetch(distant);
-      index_.prefetch(near, distant);
-    }
-  }
+  void prefetch_victims() const noexcept;
 
   // A block about to be published that is marked or still holds a prefix. False: leave it.
   bool make_blank(BlockId block) noexcept;
@@ -378,41 +400,10 @@ class BlockPool {
   // that; returns where those begin.
   std::int32_t drop_cacheable(const BlockId* table, std::int32_t length, std::int32_t end) noexcept;
   // Drops a reference to any block.
-  void drop_block(BlockId block) noexcept {
-    if (store_.references(block) > 1 || !config_.prefix_caching) {
-      store_.drop_reference(block, false);
-      return;
-    }
-    bool keep = is_indexed(block);
-    if (keep && (is_pending(block) || block.value >= store_.size())) {
-      leave_index(block);
-      keep = false;
-    } else if (index_.is_withdrawn(block)) {
-      unmark_withdrawn(block);
-    }
-    store_.drop_reference(block, keep);
-  }
+  void drop_block(BlockId block) noexcept;
 
   // Shortens a table; the tail is dropped first, so that it is evicted before the head.
-  void drop_blocks(Row row, std::int32_t length) noexcept {
-    RowState& r = state_of(row);
-    const BlockId* table = table_of(row);
-    for (std::int32_t i = r.length; i > length;) {
-      // Most often all of them become cached, then they do so at once.
-      const std::int32_t end = i;
-      i = drop_cacheable(table, length, i);
-      store_.keep_backwards({table, static_cast<std::size_t>(end)}, static_cast<std::size_t>(i));
-      if (i > length) {
-        drop_block(table[--i]);
-      }
-    }
-    r.length = length;
-    r.num_acquired = min_of(r.num_acquired, length);
-    if (r.num_published > length) {
-      r.num_published = length;
-      r.tail = kNoNode;
-    }
-  }
+  void drop_blocks(Row row, std::int32_t length) noexcept;
 
   Config config_{};
   GroupSpec group_{};
@@ -423,15 +414,21 @@ class BlockPool {
   Buffer<BlockId> matched_;  // [max_blocks_per_row], of the latest match()
   std::int64_t num_matched_ = 0;
   std::int64_t matched_limit_ = 0;
+  std::int64_t matched_copy_ = 0;  // Tokens of its block that are to be copied,
+  BlockId copy_source_{};          // from here.
+  detail::VerifiedPath verified_{};
+  std::int64_t matched_idle_ = 0;
   std::int64_t max_blocks_per_row_ = 0;
   std::int64_t max_context_tokens_ = 0;
   std::int64_t num_withdrawn_ = 0;  // Referenced blocks marked as withdrawn.
   std::uint64_t state_ = 0;         // Counts changes and look-ups: the ticket of a match.
+  std::uint64_t idle_changes_ = 0;  // Counts when indexed blocks may have got idle or busy.
   std::uint64_t settled_ = 0;
   std::uint64_t evictions_ = 0;
   std::uint64_t queried_tokens_ = 0;
   std::uint64_t hit_tokens_ = 0;
   std::int32_t max_rows_ = 0;
+  bool copies_ = false;  // Matches may end inside a block.
 };
 
 static_assert(KVCachePool<BlockPool<>>);
@@ -439,4 +436,6 @@ static_assert(KVCachePool<BlockPool<>>);
 }  // namespace dynbatch::inline DYNBATCH_ABI
 
 #include <dynbatch/kv/detail/block_pool_admin.hpp>
+#include <dynbatch/kv/detail/block_pool_blocks.hpp>
+#include <dynbatch/kv/detail/block_pool_match.hpp>
 #include <dynbatch/kv/detail/block_pool_sharing.hpp>

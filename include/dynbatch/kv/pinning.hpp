@@ -128,6 +128,11 @@ class Pinning {
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept {
     return is_row(row) && pool_.reads_withdrawn(row);
   }
+  void finish_copy(Row row) noexcept {
+    if (is_row(row)) {
+      detail::OptionalPool<Pool>::finish_copy(pool_, row);
+    }
+  }
 
   /// Keeps the first `tokens` positions of a cached prefix, in whole blocks, until `until`; a pin
   /// of the same prefix is prolonged, never shortened. Errors, and nothing changes: NotFound (value
@@ -238,8 +243,9 @@ Status Pinning<Pool>::pin(const SequenceContentView& content, std::int64_t token
   const std::int64_t wanted = max_of<std::int64_t>(tokens, 0) / block;
   const PrefixMatch match = pool_.match(content, wanted * block);
   if (wanted == 0 || match.num_blocks < wanted || match.newest_pending != kNoPlan) {
-    return {Errc::NotFound, "tokens", match.newest_pending != kNoPlan ? 0 : match.num_tokens,
-            wanted * block, "the prefix is not cached in full"};
+    return {Errc::NotFound, "tokens",
+            match.newest_pending != kNoPlan ? 0 : match.num_blocks * block, wanted * block,
+            "the prefix is not cached in full"};
   }
   const Row trial = row_of(pins_.size());
   if (!pool_.acquire(trial, match)) {

@@ -11,6 +11,7 @@
 #include <dynbatch/kv/detail/block_chunks.hpp>
 #include <dynbatch/kv/detail/words.hpp>
 #include <dynbatch/kv/kv_event_log.hpp>
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/request.hpp>
 
@@ -43,30 +44,23 @@ struct PrefixRoot {
   bool is_digest = false;  ///< Content is digests, not tokens.
 };
 
-/// Tree of prefixes in whole blocks. The first child of a node is reached by a link, further ones
-/// and the roots through a hash table, so a lonely path costs no hashing. A node has a PrefixId
+/// Tree of prefixes in whole blocks. The first child of a node is reached by a link, further ones,
+/// those that overlap media items and the roots through a hash table, so a lonely path costs no
+/// hashing, and a path without media never looks at any. A node has a PrefixId
 /// that is never used again; a child names its parent by it, so what is left below a removed node
 /// can never be found. Blocks of equal prefix form a ring; the node goes with the last of them. One
 /// thread; no allocation after attach().
 template <class Hash = WordHash>
 class PrefixIndex {
  public:
-  /// Storage for `num_blocks` blocks of `content_bytes` each; empties the index.
+  /// Storage for `num_blocks` blocks of `content_bytes` each, which may overlap `max_media` items;
+  /// empties the index.
   [[nodiscard]] Status attach(std::int64_t num_blocks, std::size_t content_bytes,
-                              std::int64_t max_events) noexcept;
+                              std::int64_t max_events, std::int64_t max_media = 0) noexcept;
 
   /// The node of a first block, or kNoNode.
-  [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content) const noexcept {
-    const std::uint64_t key = root_key(root, content);
-    for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
-      if (hashed_.data()[i].key == key && at(i).parent < 0 &&
-          roots_.data()[i].scope == root.scope && roots_.data()[i].is_digest == root.is_digest &&
-          has_content(i, content, root.is_digest)) {
-        return {i};
-      }
-    }
-    return kNoNode;
-  }
+  [[nodiscard]] PrefixNode find_root(const PrefixRoot& root, const void* content,
+                                     const BlockMedia& media = {}) const noexcept;
 
   /// The node of the block that follows `parent`, or kNoNode.
   [[nodiscard]] PrefixNode find_child(PrefixNode parent, const void* content,
@@ -81,16 +75,36 @@ class PrefixIndex {
     return find_hashed(parent, content, is_digest);
   }
 
+  /// The node of the block that follows `parent` and overlaps `media`, or kNoNode.
+  [[nodiscard]] PrefixNode find_child(PrefixNode parent, const void* content, bool is_digest,
+                                      const BlockMedia& media) const noexcept {
+    return media.empty() ? find_child(parent, content, is_digest)
+                         : find_hashed(parent, content, is_digest, media);
+  }
+
+  /// The child that the link leads to, or kNoNode: it overlaps no media.
+  [[nodiscard]] PrefixNode first_child(PrefixNode parent) const noexcept {
+    return {at(parent.value).child};
+  }
+  /// Leading tokens that a node given as tokens has in common with the first `count` at `tokens`.
+  [[nodiscard]] std::int64_t common_tokens(PrefixNode node, const Token* tokens,
+                                           std::int64_t count) const noexcept;
+
+  /// The digest of a node that is given as one.
+  [[nodiscard]] const ContentDigest& digest_of(PrefixNode node) const noexcept {
+    return digests_.data()[node.value];
+  }
+
   /// Enters `block`, which is in no ring yet, as holder of the prefix `content` below `parent`
   /// (kNoNode: below `root`); `plan` writes it. Returns its node.
   PrefixNode insert(BlockId block, PrefixNode parent, const PrefixRoot& root, const void* content,
-                    PlanId plan) noexcept {
-    PrefixNode node =
-        parent == kNoNode ? find_root(root, content) : find_child(parent, content, root.is_digest);
+                    PlanId plan, const BlockMedia& media = {}) noexcept {
+    PrefixNode node = parent == kNoNode ? find_root(root, content, media)
+                                        : find_child(parent, content, root.is_digest, media);
     plans_.data()[block.value] = plan.value;
     newest_plan_ = max_of(newest_plan_, plan.value);
     if (node == kNoNode) {
-      node = create(parent, root, content);
+      node = create(parent, root, content, media);
       at(node).block = block.value;
       entry(block) = node.value + 1;
       announce(KvEventKind::Stored, node);
@@ -167,6 +181,10 @@ class PrefixIndex {
     return at(node.value).id == id.value;
   }
 
+  /// Changes when a node goes that others lie below, or when another block comes to stand for a
+  /// prefix: while it doesn't, the path to a node that is alive stays what it was.
+  [[nodiscard]] std::uint64_t path_changes() const noexcept { return path_changes_; }
+
   /// The node whose prefix a block holds, or kNoNode.
   [[nodiscard]] PrefixNode node_of(BlockId block) const noexcept {
     return {max_of(entries_.data()[block.value], 0) - 1};
@@ -224,13 +242,14 @@ class PrefixIndex {
 
  private:
   static constexpr std::int32_t kWithdrawn = -1;
-  // flags: reached through the table; content is a digest; several blocks hold it; the rest counts
-  // children in the table.
+  // flags: reached through the table; content is a digest; several blocks hold it; it overlaps
+  // media items; the rest counts children in the table.
   static constexpr std::uint32_t kIsHashed = 1;
   static constexpr std::uint32_t kIsDigest = 2;
   static constexpr std::uint32_t kHasRing = 4;
-  static constexpr std::uint32_t kHashedChild = 8;
-  static constexpr std::uint32_t kHashedChildren = ~std::uint32_t{7};
+  static constexpr std::uint32_t kHasMedia = 8;
+  static constexpr std::uint32_t kHashedChild = 16;
+  static constexpr std::uint32_t kHashedChildren = ~std::uint32_t{15};
 
   // Of a block whose prefix other blocks hold as well; without them it isn't touched.
   struct Ring {
@@ -310,18 +329,8 @@ class PrefixIndex {
     return combine(at(parent.value).id, content_hash(content, bytes_of(is_digest)));
   }
 
-  [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content,
-                                       bool is_digest) const noexcept {
-    const std::uint64_t key = child_key(parent, content, is_digest);
-    const std::uint64_t parent_id = at(parent.value).id;
-    for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
-      if (hashed_.data()[i].key == key && at(i).parent_id == parent_id &&
-          has_content(i, content, is_digest)) {
-        return {i};
-      }
-    }
-    return kNoNode;
-  }
+  [[nodiscard]] PrefixNode find_hashed(PrefixNode parent, const void* content, bool is_digest,
+                                       const BlockMedia& media = {}) const noexcept;
 
   // Content of block i is at `content` + i * `step`.
   std::int64_t append_side_by_side(std::span<const BlockId> blocks, PrefixNode& parent, PlanId plan,
@@ -342,30 +351,30 @@ class PrefixIndex {
   void copy_contents(std::int32_t node, const void* content, std::int32_t count,
                      std::uint32_t flags) noexcept;
 
-  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content) noexcept;
+  PrefixNode create(PrefixNode parent, const PrefixRoot& root, const void* content,
+                    const BlockMedia& media) noexcept;
+
+  [[nodiscard]] static std::uint64_t entry_key(std::uint64_t key, const MediaEntry& entry) noexcept;
+  [[nodiscard]] static std::uint64_t media_key(std::uint64_t key, const BlockMedia& media) noexcept;
+  [[nodiscard]] MediaEntry* media_of(std::int32_t node) noexcept {
+    return media_.data() + node * max_media_;
+  }
+  [[nodiscard]] const MediaEntry* media_of(std::int32_t node) const noexcept {
+    return media_.data() + node * max_media_;
+  }
+  [[nodiscard]] bool has_media(std::int32_t node, const BlockMedia& media) const noexcept {
+    if (media.empty() || (at(node).flags & kHasMedia) == 0) [[likely]] {
+      return media.empty() && (at(node).flags & kHasMedia) == 0;
+    }
+    return equal_entries(media_of(node), media);
+  }
+  [[nodiscard]] bool equal_entries(const MediaEntry* entries,
+                                   const BlockMedia& media) const noexcept;
 
   void destroy(PrefixNode node) noexcept;
 
-  void enter(PrefixNode node, std::uint64_t key) noexcept {
-    std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
-    hashed_.data()[node.value] = {key, -1, head - 1};
-    if (head != 0) {
-      hashed_.data()[head - 1].prev = node.value;
-    }
-    head = node.value + 1;
-    at(node).flags |= kIsHashed;
-  }
-  void leave(PrefixNode node) noexcept {
-    const Hashed h = hashed_.data()[node.value];
-    if (h.prev >= 0) {
-      hashed_.data()[h.prev].next = h.next;
-    } else {
-      buckets_.data()[h.key & (num_buckets_ - 1)] = h.next + 1;
-    }
-    if (h.next >= 0) {
-      hashed_.data()[h.next].prev = h.prev;
-    }
-  }
+  void enter(PrefixNode node, std::uint64_t key) noexcept;
+  void leave(PrefixNode node) noexcept;
 
   // True if a walk from the parent, if that still exists, or the table reaches the node.
   [[nodiscard]] bool is_linked(PrefixNode node) const noexcept;
@@ -385,12 +394,15 @@ class PrefixIndex {
   Buffer<PrefixRoot> roots_;        // [num_blocks], by node; written for roots only
   Buffer<ContentDigest> digests_;   // [num_blocks], by node; apart from tokens as they are short
   Buffer<unsigned char> contents_;  // [num_blocks][content_bytes], by node
+  Buffer<MediaEntry> media_;        // [num_blocks][max_media], by node; written for media only
   Buffer<std::int32_t> buckets_;    // [num_buckets]
   KvEventLog events_;
   std::size_t content_bytes_ = 0;
+  std::int64_t max_media_ = 0;
   std::uint64_t num_buckets_ = 0;
   std::uint64_t last_id_ = 0;
   std::uint64_t newest_plan_ = 0;
+  std::uint64_t path_changes_ = 0;
   std::int64_t num_nodes_ = 0;
   std::int32_t first_unused_ = 0;
   std::int32_t free_node_ = -1;

@@ -62,7 +62,8 @@ class TieredPool {
         pool_(config.pool),
         host_(BlockPool<>::Config{
             .num_blocks = config.num_host_blocks,
-            .block_size = pool_.groups().empty() ? 1 : pool_.groups()[0].block_size}) {}
+            .block_size = pool_.groups().empty() ? 1 : pool_.groups()[0].block_size,
+            .partial_reuse = false}) {}
 
   /// Refuses a pool without blocks or without prefix sharing.
   [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept;
@@ -98,6 +99,7 @@ class TieredPool {
     return pool_.withdraw(row, tokens);
   }
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return pool_.reads_withdrawn(row); }
+  void finish_copy(Row row) noexcept { detail::OptionalPool<Pool>::finish_copy(pool_, row); }
   [[nodiscard]] Status pin(const SequenceContentView& content, std::int64_t tokens,
                            TimeNs until) noexcept {
     return pool_.pin(content, tokens, until);

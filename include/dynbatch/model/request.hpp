@@ -54,7 +54,8 @@ struct CacheScope {
   }
 };
 
-/// An image, audio clip or other item whose content stands behind placeholder tokens.
+/// An image, audio clip or other item whose content stands behind placeholder tokens. KV that it
+/// covers is shared only with equal content at an equal place in an equally long item.
 struct MediaSpan {
   std::int64_t first_position = 0;
   std::int64_t length = 0;  ///< Tokens it covers.
@@ -97,7 +98,7 @@ struct Request {
   TimeNs finish_by = kNever;  ///< Expires if it has not finished by then.
   Slo slo{};
   CacheScope scope{};
-  std::span<const MediaSpan> media{};
+  std::span<const MediaSpan> media{};  ///< By position, none overlapping another.
   std::span<const ResourceNeed> resources{};
   std::uint64_t user_data = 0;  ///< Returned in chunks and events.
   bool no_prefix_read =

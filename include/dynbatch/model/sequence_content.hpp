@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -25,6 +26,17 @@ struct SequenceContentView {
   std::int64_t known_length = 0;      ///< Positions whose content is known.
   std::int64_t cacheable_length = 0;  ///< Only blocks that end at or before it may be shared.
   std::int32_t digest_unit = 0;  ///< Tokens a digest covers; 0 = the prompt is given as tokens.
+  /// Media items, by position and disjoint: a block that overlaps some is equal to another only if
+  /// it lies at the same place in the same items.
+  std::span<const MediaSpan> media{};
+  /// Equal numbers but 0: it is the same content, of which more or less may be known. A number is
+  /// never used for another content. 0 = nobody says.
+  std::uint64_t version = 0;
+
+  /// No item covers `position` or one behind it.
+  [[nodiscard]] bool is_behind_media(std::int64_t position) const noexcept {
+    return media.empty() || media.back().first_position + media.back().length <= position;
+  }
 
   /// The prompt is given as digests: its blocks have no tokens.
   [[nodiscard]] bool has_digests() const noexcept { return digest_unit != 0; }

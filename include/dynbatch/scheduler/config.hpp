@@ -16,6 +16,8 @@ inline constexpr std::size_t kMaxResources = 4;
 inline constexpr std::int32_t kMaxDrafts = 64;
 /// Most samples of one request.
 inline constexpr std::int32_t kMaxSamples = 64;
+/// Largest SchedulerConfig::max_media_spans.
+inline constexpr std::int32_t kMaxMediaSpans = 65536;
 /// Most data-parallel ranks.
 inline constexpr std::int32_t kMaxRanks = 4096;
 /// Most plans that may be in flight.
@@ -48,6 +50,9 @@ struct SchedulerConfig {
   std::int32_t max_retries = 2;
   /// Caps of the host's named resources (ResourceNeed::resource is the index); 0 = not offered.
   std::int64_t resource_caps[kMaxResources]{};
+  /// Media items a request may have whose content takes part in prefix sharing; from the next one
+  /// on nothing of it is shared. >= 0, at most kMaxMediaSpans.
+  std::int32_t max_media_spans = 64;
   /// Ring of the flight recorder in bytes; 0 = off, else at least kMinFlightLogBytes. Drain it with
   /// drain_log(); what finds no room is counted and marked in the log.
   std::int64_t flight_log_bytes = 0;
@@ -87,6 +92,10 @@ struct SchedulerConfig {
     }
     if (max_retries < 0) {
       return {Errc::InvalidConfig, "max_retries", max_retries, 0, "must not be negative"};
+    }
+    if (max_media_spans < 0 || max_media_spans > kMaxMediaSpans) {
+      return {Errc::InvalidConfig, "max_media_spans", max_media_spans, kMaxMediaSpans,
+              "must be from 0 to 65536"};
     }
     for (const std::int64_t cap : resource_caps) {
       if (cap < 0) {

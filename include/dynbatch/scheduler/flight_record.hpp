@@ -14,7 +14,7 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Version of the format below; a reader refuses every other one.
-inline constexpr std::uint32_t kFlightFormat = 1;
+inline constexpr std::uint32_t kFlightFormat = 2;
 /// First bytes of a log, "DYNBFLT1" as a little-endian number: also tells a foreign byte order.
 inline constexpr std::uint64_t kFlightMagic = 0x31544C46424E5944ULL;
 /// Longest label that is kept.
@@ -32,7 +32,8 @@ using FlightBool = std::uint8_t;
 /// which the scheduler took them in.
 enum class FlightKind : std::uint8_t {
   Header = 1,  ///< FlightHeader, graph sizes (int32), label (char). Once, first.
-  Request,     ///< FlightRequest, needs (FlightNeed), content (digests or tokens), stop tokens.
+  Request,     ///< FlightRequest, needs (FlightNeed), FlightMedia[], content (digests or tokens),
+            ///< stop tokens.
   Cancel,      ///< FlightCancel. Only cancellations that ended a request.
   Plan,        ///< FlightPlan, FlightWait[], FlightChunk[]. One call of plan().
   Seal,        ///< FlightSeal, FlightRank[]. Lock-step.
@@ -45,7 +46,7 @@ enum class FlightKind : std::uint8_t {
   Undone,      ///< FlightUndone. A chunk did not run, or read what was never written.
   Ended,       ///< FlightEnded.
   Gap,         ///< FlightGap. Records are missing here: nobody drained the log in time.
-  Pin,         ///< FlightPin, content (digests or tokens).
+  Pin,         ///< FlightPin, FlightMedia[], content (digests or tokens).
 };
 inline constexpr FlightKind kLastFlightKind = FlightKind::Pin;
 
@@ -100,7 +101,8 @@ struct FlightHeader {
   FlightBool partial_share = 0;
   FlightBool swap = 0;
   FlightBool rollback = 0;
-  std::uint8_t reserved[7]{};
+  std::uint8_t reserved[3]{};
+  std::int32_t max_media_spans = 0;
 };
 
 /// A request as it was accepted.
@@ -123,6 +125,7 @@ struct FlightRequest {
   std::int64_t min_new_tokens = 0;
   std::int64_t cacheable = 0;    ///< Positions from here on are never shared.
   std::int64_t num_content = 0;  ///< Digests or tokens that follow; 0 = the log holds no content.
+  std::uint64_t num_media = 0;   ///< Media items that follow; with content only.
   std::int32_t digest_unit = 0;  ///< 0 = the prompt was given as tokens.
   std::int32_t num_samples = 1;
   std::int32_t priority = 0;
@@ -143,6 +146,14 @@ struct FlightRequest {
 struct FlightNeed {
   std::uint64_t resource = 0;
   std::int64_t amount = 0;
+};
+
+/// A media item of a request or a pin.
+struct FlightMedia {
+  std::int64_t first_position = 0;
+  std::int64_t length = 0;
+  std::uint64_t content_high = 0;
+  std::uint64_t content_low = 0;
 };
 
 struct FlightCancel {
@@ -256,6 +267,7 @@ struct FlightPin {
   std::uint64_t adapter_id = 0;
   std::uint64_t adapter_version = 0;
   std::int64_t num_content = 0;  ///< Digests or tokens that follow; 0 = the log holds no content.
+  std::uint64_t num_media = 0;   ///< Media items that follow; with content only.
   std::int32_t digest_unit = 0;  ///< 0 = given as tokens.
   FlightBool has_tenant_salt = 0;
   FlightBool has_adapter = 0;
@@ -344,6 +356,7 @@ static_assert(sizeof(FlightCommit) % 8 == 0 && is_flight_part<FlightCommit>);
 static_assert(sizeof(FlightUndone) % 8 == 0 && is_flight_part<FlightUndone>);
 static_assert(sizeof(FlightEnded) % 8 == 0 && is_flight_part<FlightEnded>);
 static_assert(sizeof(FlightContinuation) == 16 && is_flight_part<FlightContinuation>);
+static_assert(sizeof(FlightMedia) == 32 && is_flight_part<FlightMedia>);
 static_assert(is_flight_part<FlightWait> && is_flight_part<FlightChunk>);
 static_assert(is_flight_part<FlightAdmitted> && is_flight_part<FlightPreempted>);
 

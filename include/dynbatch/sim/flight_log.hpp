@@ -56,6 +56,7 @@ struct FlightRecord {
   FlightEnded ended{};
   FlightGap gap{};
   std::vector<FlightNeed> needs;
+  std::vector<FlightMedia> media;  ///< Of a request or a pin.
   std::vector<ContentDigest> digests;
   std::vector<Token> tokens;  ///< Of a request's prompt, or of a result.
   std::vector<Token> stop_tokens;
@@ -130,6 +131,8 @@ struct FlightRequestScratch {
   std::vector<ResourceNeed> needs;
   std::vector<MediaSpan> media;
 };
+/// The media items of a recorded request or pin, into `scratch.media`.
+DYNBATCH_API void to_media(const FlightRecord& record, FlightRequestScratch& scratch);
 [[nodiscard]] DYNBATCH_API Request to_request(const FlightRecord& record, bool has_content,
                                               FlightRequestScratch& scratch);
 

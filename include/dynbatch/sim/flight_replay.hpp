@@ -155,8 +155,9 @@ class LogReplayer {
     prompt.digests = record_.digests;
     prompt.length = from.tokens;
     prompt.digest_unit = from.digest_unit;
+    to_media(record_, scratch_);
     const bool is_pinned =
-        scheduler_.pin(prompt, scope_of(from), from.tokens, {from.until}).is_ok();
+        scheduler_.pin(prompt, scope_of(from), from.tokens, {from.until}, scratch_.media).is_ok();
     if (is_pinned != (from.is_pinned != 0)) {
       differ("pin", from.is_pinned, is_pinned ? 1 : 0);
     }

@@ -29,7 +29,9 @@ bool is_long() { return std::getenv("DYNBATCH_LONG") != nullptr; }
 
 /// Compares `sequences` random sequences. DYNBATCH_SEED is the first seed; a failure prints its
 /// own and the shortest sequence of operations that fails.
-SchedulerStats compare_all(const char* what, const Mix& mix, std::uint64_t sequences) {
+/// Adds to `starts` how many sequences began inside a block.
+SchedulerStats compare_all(const char* what, const Mix& mix, std::uint64_t sequences,
+                           std::int64_t* starts = nullptr) {
   const char* seed_text = std::getenv("DYNBATCH_SEED");
   const std::uint64_t first = seed_text != nullptr ? std::strtoull(seed_text, nullptr, 10) : 1;
   std::int64_t operations = 0;
@@ -47,6 +49,9 @@ SchedulerStats compare_all(const char* what, const Mix& mix, std::uint64_t seque
     sum.preemptions += report.stats.preemptions;
     sum.accepted_draft_tokens += report.stats.accepted_draft_tokens;
     sum.prefix_hit_tokens += report.stats.prefix_hit_tokens;
+    if (starts != nullptr) {
+      *starts += report.starts;
+    }
   }
   if (is_long()) {
     std::printf("reference, %s: %lld operations, %llu plans, %llu preemptions\n", what,
@@ -105,6 +110,18 @@ TEST_CASE("The naive scheduler predicts the prefix cache") {
   mix.has_caching = true;
   const SchedulerStats stats = compare_all("prefix cache", mix, sequences(150));
   CHECK(stats.prefix_hit_tokens > 1000);
+}
+
+TEST_CASE("The naive scheduler predicts prefixes that end inside a block") {
+  Mix mix;
+  mix.has_faults = true;
+  mix.plans = 4;
+  mix.has_samples = true;
+  mix.has_caching = true;
+  mix.has_copies = true;
+  std::int64_t starts = 0;
+  compare_all("copied fronts", mix, sequences(150), &starts);
+  CHECK(starts > 150);
 }
 
 // ---- found by the comparison --------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace kv_test {
@@ -46,8 +47,12 @@ class Content {
     v.known_length = length_;
     v.cacheable_length = length_;
     v.digest_unit = unit_;
+    v.media = media_;
     return v;
   }
+
+  /// By position, disjoint.
+  void set_media(std::vector<dynbatch::MediaSpan> media) { media_ = std::move(media); }
 
   [[nodiscard]] std::int64_t length() const { return length_; }
   [[nodiscard]] const std::vector<dynbatch::Token>& tokens() const { return tokens_; }
@@ -70,6 +75,7 @@ class Content {
   std::vector<dynbatch::Token> tokens_;
   std::vector<dynbatch::Token> storage_;
   std::vector<std::uint32_t> pages_;
+  std::vector<dynbatch::MediaSpan> media_;
   std::int32_t page_tokens_ = 0;
   std::int64_t length_ = 0;
   std::int32_t unit_ = 0;

@@ -200,8 +200,8 @@ TEST_CASE("A ring that nobody drains loses records and changes no plan") {
 TEST_CASE("The header knows every field of the configuration and the capabilities") {
   // A field that is added breaks these lines: one that decides goes into FlightHeader,
   // start_recorder() and FlightLogReader, then in here.
-  const auto [live, queued, context, plans, ranks, rank, drafts, retries, caps, bytes, prompts,
-              label] = SchedulerConfig{};
+  const auto [live, queued, context, plans, ranks, rank, drafts, retries, caps, spans, bytes,
+              prompts, label] = SchedulerConfig{};
   const auto [tokens, sequences, handles, kv, groups, in_order, future, positions, copy, share,
               swap, rollback, graphs, layers, experts] = Capabilities{};
   CHECK(live > 0);

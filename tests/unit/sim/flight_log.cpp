@@ -87,7 +87,7 @@ TEST_CASE("A request comes back from the log with every field that decides") {
   SmallScheduler s = make_small(recorded_options());
   const std::vector<Token> stop{4, 9};
   const std::vector<ContentDigest> digests{{1, 2}, {3, 4}, {5, 6}};
-  const MediaSpan media{35, 4, {}};
+  const MediaSpan media{35, 4, {77, 78}};
   Request r;
   r.id = {42};
   r.user_data = 43;
@@ -140,6 +140,8 @@ TEST_CASE("A request comes back from the log with every field that decides") {
   CHECK(back.scope == r.scope);
   REQUIRE(back.media.size() == 1);
   CHECK(back.media[0].first_position == 35);
+  CHECK(back.media[0].length == 4);
+  CHECK(back.media[0].content == ContentDigest{77, 78});
   CHECK(back.no_prefix_read);
   CHECK(back.sync_decode);
   CHECK(back.atomic_prefill);
@@ -362,7 +364,7 @@ TEST_CASE("Every fault of a log has its type") {
   }
   CHECK(fault_of(bytes) == FlightFault::ByteOrder);
   bytes = log;
-  bytes[16] = std::byte{2};
+  bytes[16] = std::byte{kFlightFormat + 1};
   CHECK(fault_of(bytes) == FlightFault::UnknownVersion);
   bytes = log;
   bytes.pop_back();

@@ -31,12 +31,16 @@ Status BlockPool<Eviction, Hash>::attach(const PoolAttachment& attachment) noexc
   s = s ? store_.attach(config_.num_blocks) : s;
   const auto block_bytes = static_cast<std::size_t>(config_.block_size) * sizeof(Token);
   s = s ? index_.attach(config_.prefix_caching ? config_.num_blocks : 0, block_bytes,
-                        config_.prefix_caching ? config_.max_kv_events : 0)
+                        config_.prefix_caching ? config_.max_kv_events : 0,
+                        max_block_media(config_.block_size))
         : s;
   if (!s) {
     return s;
   }
+  copies_ = config_.prefix_caching && config_.partial_reuse && attachment.partial_copy &&
+            config_.block_size > 1;
   num_matched_ = 0;
+  verified_ = {};
   num_withdrawn_ = 0;
   settled_ = 0;
   evictions_ = 0;
@@ -115,6 +119,12 @@ Status BlockPool<Eviction, Hash>::check() const noexcept {
         return {Errc::InternalError, "row", i, block.value, "a table holds an unknown block"};
       }
       ++counts.data()[block.value];
+    }
+    if (r.copied_from < 0 || r.copied_from > used) {
+      return {Errc::InternalError, "row", i, r.copied_from, "a row copies from an unknown block"};
+    }
+    if (r.copied_from != 0) {
+      ++counts.data()[r.copied_from - 1];
     }
   }
   std::int64_t withdrawn = 0;

@@ -7,55 +7,6 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 template <class Eviction, class Hash>
-PrefixMatch BlockPool<Eviction, Hash>::match(const SequenceContentView& content,
-                                             std::int64_t limit) noexcept {
-  PrefixMatch result{};
-  result.ticket = ++state_;
-  num_matched_ = 0;
-  matched_limit_ = max_of<std::int64_t>(limit, 0);
-  if (max_rows_ == 0 || !config_.prefix_caching) {
-    return result;
-  }
-  const std::int64_t num_blocks =
-      min_of(num_shareable_blocks(content, matched_limit_), max_blocks_per_row_);
-  PrefixNode node = kNoNode;
-  std::uint64_t newest = 0;
-  std::int64_t found = 0;
-  detail::ContentCursor cursor(content, config_.block_size, 0);
-  while (found < num_blocks) {
-    const void* data = cursor.next();
-    node = node == kNoNode ? index_.find_root({*content.scope, content.has_digests()}, data)
-                           : index_.find_child(node, data, content.has_digests());
-    if (node == kNoNode) {
-      break;
-    }
-    PrefixNode first = node;
-    std::int64_t run = 1;
-    if (cursor.step() != 0 && found + 1 < num_blocks) {
-      run += index_.walk(node, cursor.data(), min_of(cursor.num_left(), num_blocks - found - 1),
-                         content.has_digests());
-      cursor.skip(run - 1);
-    }
-    BlockId* out = matched_.data() + found;
-    std::int64_t idle = 0;
-    for (std::int64_t i = 0; i < run; ++i, ++first.value) {
-      out[i] = index_.block_of(first);
-      idle += store_.references(out[i]) == 0 ? 1 : 0;
-    }
-    for (std::int64_t i = 0; i < run && has_pending(); ++i) {
-      newest = max_of(newest, index_.plan_of(out[i]).value);
-    }
-    found += run;
-    result.idle_blocks += idle;
-  }
-  num_matched_ = found;
-  result.num_blocks = num_matched_;
-  result.num_tokens = num_matched_ * config_.block_size;
-  result.newest_pending = newest > settled_ ? PlanId{newest} : kNoPlan;
-  return result;
-}
-
-template <class Eviction, class Hash>
 bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexcept {
   if (!is_row(row) || state_of(row).length != 0) {
     return false;
@@ -65,19 +16,34 @@ bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexc
       (!is_current || match.num_blocks < 0 || match.num_blocks > num_matched_)) {
     return false;
   }
+  const bool is_copying = match.num_copied != 0;
+  if (is_copying &&
+      (!is_current || match.num_blocks != num_matched_ || match.num_copied != matched_copy_ ||
+       match.copy_source != copy_source_ || store_.num_available() <= matched_idle_)) {
+    return false;
+  }
   if (is_current) {
     queried_tokens_ += static_cast<std::uint64_t>(matched_limit_);
-    hit_tokens_ += static_cast<std::uint64_t>(match.num_blocks * config_.block_size);
+    hit_tokens_ +=
+        static_cast<std::uint64_t>(match.num_blocks * config_.block_size + match.num_copied);
   }
   BlockId* table = table_of(row);
   if (match.num_blocks != 0) {
     const auto n = static_cast<std::size_t>(match.num_blocks);
+    idle_changes_ += matched_idle_ != 0 ? 1U : 0U;
     std::memcpy(static_cast<void*>(table), matched_.data(), n * sizeof(BlockId));
     store_.add_references({matched_.data(), n});
   }
   RowState& r = state_of(row);
   const auto blocks = static_cast<std::int32_t>(match.num_blocks);
-  r = {blocks, blocks, blocks, kNoNode, {}};
+  r = {blocks, blocks, blocks, kNoNode, {}, 0};
+  if (is_copying) {
+    ++idle_changes_;
+    store_.add_reference(copy_source_);
+    r.copied_from = copy_source_.value + 1;
+    take_blocks({table + blocks, 1});
+    r.length = blocks + 1;
+  }
   ++state_;
   return true;
 }
@@ -108,10 +74,10 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
     }
   }
   ++state_;
+  const std::int64_t position = std::int64_t{r.num_published} * config_.block_size;
   if (end == r.num_published + 1 && node != kNoNode && index_.is_leaf(node) &&
-      index_.is_blank(table[r.num_published])) {
+      index_.is_blank(table[r.num_published]) && content.is_behind_media(position)) {
     // A row that decodes fills one block at a time.
-    const std::int64_t position = std::int64_t{r.num_published} * config_.block_size;
     const void* data = content.has_digests()
                            ? static_cast<const void*>(content.digest_bytes_at(position))
                            : content.tokens_at(position);
@@ -122,9 +88,11 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
   }
   const PrefixRoot root{*content.scope, content.has_digests()};
   detail::ContentCursor cursor(content, config_.block_size, r.num_published);
+  MediaCursor media(content.media, config_.block_size, r.num_published);
   while (r.num_published < end) {
-    if (node != kNoNode && index_.is_leaf(node)) {
-      const std::span<const BlockId> blocks(table + r.num_published, table + end);
+    const std::int64_t plain_end = min_of(media.next(), end);
+    if (node != kNoNode && index_.is_leaf(node) && r.num_published < plain_end) {
+      const std::span<const BlockId> blocks(table + r.num_published, table + plain_end);
       r.num_published +=
           static_cast<std::int32_t>(index_.append(blocks, node, root.is_digest, cursor, plan));
       if (r.num_published == end) {
@@ -132,10 +100,11 @@ void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& cont
       }
     }
     const BlockId block = table[r.num_published];
-    if (!index_.is_blank(block) && !make_blank(block)) {
+    const BlockMedia items = r.num_published == media.next() ? media.take() : BlockMedia{};
+    if (!may_share(items) || (!index_.is_blank(block) && !make_blank(block))) {
       break;
     }
-    node = index_.insert(block, node, root, cursor.next(), plan);
+    node = index_.insert(block, node, root, cursor.next(), plan, items);
     ++r.num_published;
   }
   note_tail(r, node);
@@ -287,6 +256,10 @@ bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
   if (num_withdrawn_ == 0 || !is_row(row)) {
     return false;
   }
+  const std::int32_t source = rows_.data()[row.value].copied_from - 1;
+  if (source >= 0 && index_.is_withdrawn(BlockId{source})) {
+    return true;
+  }
   const std::span<const BlockId> blocks = table(0, row);
   const auto acquired = static_cast<std::size_t>(rows_.data()[row.value].num_acquired);
   for (const BlockId block : blocks.first(acquired)) {
@@ -295,43 +268,6 @@ bool BlockPool<Eviction, Hash>::reads_withdrawn(Row row) const noexcept {
     }
   }
   return false;
-}
-
-template <class Eviction, class Hash>
-std::int32_t BlockPool<Eviction, Hash>::drop_cacheable(const BlockId* table, std::int32_t length,
-                                                       std::int32_t end) noexcept {
-  constexpr auto kChunk = static_cast<std::int32_t>(detail::kChunk);
-  const bool sees_chunks = config_.prefix_caching && !has_pending();
-  for (std::int32_t i = end; i > length;) {
-    if (sees_chunks && i - length >= kChunk) {
-      const auto chunk = detail::chunk_at(table + i - kChunk);
-      if (chunk.step != 0 && index_.have_nodes(chunk) && store_.are_held_once(chunk)) {
-        store_.drop_only_reference(chunk);
-        i -= kChunk;
-        continue;
-      }
-    }
-    for (const std::int32_t stop = max_of(i - kChunk, length); i > stop; --i) {
-      if (!becomes_cached(table[i - 1])) {
-        return i;
-      }
-      store_.drop_only_reference(table[i - 1]);
-      prefetch(table[max_of(i - 1 - kPrefetchDistance, length)]);
-    }
-  }
-  return length;
-}
-
-template <class Eviction, class Hash>
-bool BlockPool<Eviction, Hash>::make_blank(BlockId block) noexcept {
-  if (!index_.is_withdrawn(block)) {
-    return false;  // Acquired behind a block that was withdrawn: it belongs to another path.
-  }
-  if (store_.references(block) != 1) {
-    return false;  // Readers of what it held before haven't left it.
-  }
-  unmark_withdrawn(block);
-  return true;
 }
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

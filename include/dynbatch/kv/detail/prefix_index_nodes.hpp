@@ -8,9 +8,10 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 template <class Hash>
 Status PrefixIndex<Hash>::attach(std::int64_t num_blocks, std::size_t content_bytes,
-                                 std::int64_t max_events) noexcept {
+                                 std::int64_t max_events, std::int64_t max_media) noexcept {
   const auto n = static_cast<std::size_t>(num_blocks);
   content_bytes_ = content_bytes;
+  max_media_ = max_media;
   first_unused_ = 0;
   free_node_ = -1;
   num_nodes_ = 0;
@@ -24,6 +25,7 @@ Status PrefixIndex<Hash>::attach(std::int64_t num_blocks, std::size_t content_by
   s = s ? roots_.allocate(n, "num_blocks") : s;
   s = s ? digests_.allocate(n, "num_blocks") : s;
   s = s ? contents_.allocate(n * content_bytes_, "num_blocks") : s;
+  s = s ? media_.allocate(n * static_cast<std::size_t>(max_media_), "num_blocks") : s;
   s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
   s = s ? events_.attach(max_events) : s;
   return s;
@@ -107,12 +109,44 @@ KvEvent PrefixIndex<Hash>::event_of(KvEventKind kind, PrefixNode node) const noe
   event.block = block_of(node);
   const bool is_digest = (n.flags & kIsDigest) != 0;
   event.content_hash = content_hash(content_of(node.value, is_digest), bytes_of(is_digest));
+  if ((n.flags & kHasMedia) != 0) {
+    const MediaEntry* entry = media_of(node.value);
+    for (std::int64_t i = 0; i < max_media_ && entry->length != 0; ++i, ++entry) {
+      event.content_hash = entry_key(event.content_hash, *entry);
+    }
+  }
   return event;
 }
 
 template <class Hash>
-PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
-                                     const void* content) noexcept {
+std::uint64_t PrefixIndex<Hash>::entry_key(std::uint64_t key, const MediaEntry& entry) noexcept {
+  key = combine(combine(key, entry.content.high), entry.content.low);
+  return combine(combine(key, static_cast<std::uint64_t>(entry.offset)),
+                 static_cast<std::uint64_t>(entry.length));
+}
+
+template <class Hash>
+std::uint64_t PrefixIndex<Hash>::media_key(std::uint64_t key, const BlockMedia& media) noexcept {
+  for (std::int64_t i = 0; i < media.count; ++i) {
+    key = entry_key(key, media.entry(i));
+  }
+  return key;
+}
+
+template <class Hash>
+bool PrefixIndex<Hash>::equal_entries(const MediaEntry* entries,
+                                      const BlockMedia& media) const noexcept {
+  for (std::int64_t i = 0; i < media.count; ++i) {
+    if (i == max_media_ || !(entries[i] == media.entry(i))) {
+      return false;
+    }
+  }
+  return media.count == max_media_ || entries[media.count].length == 0;
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root, const void* content,
+                                     const BlockMedia& media) noexcept {
   const PrefixNode node{free_node_ >= 0 ? free_node_ : first_unused_};
   Node& n = at(node);
   if (free_node_ >= 0) {
@@ -122,20 +156,30 @@ PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
   }
   ++num_nodes_;
   store_content(node.value, content, root.is_digest);
-  const std::uint32_t flags = root.is_digest ? kIsDigest : 0;
+  std::uint32_t flags = root.is_digest ? kIsDigest : 0;
+  if (!media.empty()) {
+    DYNBATCH_ASSERT(media.count <= max_media_, "more media items than there is room for");
+    flags |= kHasMedia;
+    for (std::int64_t i = 0; i < media.count; ++i) {
+      media_of(node.value)[i] = media.entry(i);
+    }
+    if (media.count < max_media_) {
+      media_of(node.value)[media.count] = {};
+    }
+  }
   if (parent == kNoNode) {
     n = {++last_id_, 0, -1, -1, -1, flags};
     roots_.data()[node.value] = root;
-    enter(node, root_key(root, content));
+    enter(node, media_key(root_key(root, content), media));
     return node;
   }
   Node& p = at(parent);
   n = {++last_id_, p.id, parent.value, -1, -1, flags};
-  if (p.child < 0) {
-    p.child = node.value;
+  if (p.child < 0 && media.empty()) {
+    p.child = node.value;  // who follows links needn't ask for media
   } else {
     p.flags += kHashedChild;
-    enter(node, child_key(parent, content, root.is_digest));
+    enter(node, media_key(child_key(parent, content, root.is_digest), media));
   }
   return node;
 }
@@ -143,9 +187,10 @@ PrefixNode PrefixIndex<Hash>::create(PrefixNode parent, const PrefixRoot& root,
 template <class Hash>
 void PrefixIndex<Hash>::rename(PrefixNode node) noexcept {
   announce(KvEventKind::Removed, node);
+  ++path_changes_;
   at(node).id = ++last_id_;
   at(node).child = -1;
-  at(node).flags &= kIsHashed | kIsDigest | kHasRing;
+  at(node).flags &= kIsHashed | kIsDigest | kHasRing | kHasMedia;
   announce(KvEventKind::Stored, node);
 }
 
@@ -163,6 +208,7 @@ void PrefixIndex<Hash>::snapshot(std::span<KvEvent> out) const noexcept {
 template <class Hash>
 void PrefixIndex<Hash>::destroy(PrefixNode node) noexcept {
   Node& n = at(node);
+  path_changes_ += is_leaf(node) ? 0U : 1U;
   // A parent that is gone, or renamed, knows nothing of this child.
   if (n.parent >= 0 && at(n.parent).id == n.parent_id) {
     Node& p = at(PrefixNode{n.parent});
@@ -201,10 +247,76 @@ void PrefixIndex<Hash>::leave_ring(BlockId block, PrefixNode node) noexcept {
   ring(r.next).prev = r.prev;
   if (at(node).block == block.value) {
     at(node).block = r.next;
+    ++path_changes_;
   }
   if (r.prev == r.next) {  // One is left.
     at(node).flags &= ~kHasRing;
   }
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::enter(PrefixNode node, std::uint64_t key) noexcept {
+  std::int32_t& head = buckets_.data()[key & (num_buckets_ - 1)];
+  hashed_.data()[node.value] = {key, -1, head - 1};
+  if (head != 0) {
+    hashed_.data()[head - 1].prev = node.value;
+  }
+  head = node.value + 1;
+  at(node).flags |= kIsHashed;
+}
+
+template <class Hash>
+void PrefixIndex<Hash>::leave(PrefixNode node) noexcept {
+  const Hashed h = hashed_.data()[node.value];
+  if (h.prev >= 0) {
+    hashed_.data()[h.prev].next = h.next;
+  } else {
+    buckets_.data()[h.key & (num_buckets_ - 1)] = h.next + 1;
+  }
+  if (h.next >= 0) {
+    hashed_.data()[h.next].prev = h.prev;
+  }
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::find_root(const PrefixRoot& root, const void* content,
+                                        const BlockMedia& media) const noexcept {
+  const std::uint64_t key = media_key(root_key(root, content), media);
+  for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
+    if (hashed_.data()[i].key == key && at(i).parent < 0 && roots_.data()[i].scope == root.scope &&
+        roots_.data()[i].is_digest == root.is_digest && has_content(i, content, root.is_digest) &&
+        has_media(i, media)) {
+      return {i};
+    }
+  }
+  return kNoNode;
+}
+
+template <class Hash>
+PrefixNode PrefixIndex<Hash>::find_hashed(PrefixNode parent, const void* content, bool is_digest,
+                                          const BlockMedia& media) const noexcept {
+  const std::uint64_t key = media_key(child_key(parent, content, is_digest), media);
+  const std::uint64_t parent_id = at(parent.value).id;
+  for (std::int32_t i = bucket(key); i >= 0; i = hashed_.data()[i].next) {
+    if (hashed_.data()[i].key == key && at(i).parent_id == parent_id &&
+        has_content(i, content, is_digest) && has_media(i, media)) {
+      return {i};
+    }
+  }
+  return kNoNode;
+}
+
+template <class Hash>
+std::int64_t PrefixIndex<Hash>::common_tokens(PrefixNode node, const Token* tokens,
+                                              std::int64_t count) const noexcept {
+  const unsigned char* own =
+      contents_.data() + static_cast<std::size_t>(node.value) * content_bytes_;
+  std::int64_t n = 0;
+  while (n < count && std::memcmp(own + static_cast<std::size_t>(n) * sizeof(Token), tokens + n,
+                                  sizeof(Token)) == 0) {
+    ++n;
+  }
+  return n;
 }
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -215,6 +215,7 @@ void PrefixIndex<Hash>::remove(std::span<const BlockId> blocks) noexcept {
       continue;
     }
     // remove() for the only holder of a first child.
+    path_changes_ += is_leaf({index}) ? 0U : 1U;
     entries[blocks[i].value] = 0;
     Node& parent = nodes[node.parent];
     if (parent.id == node.parent_id) {
@@ -238,6 +239,14 @@ std::int64_t PrefixIndex<Hash>::walk(PrefixNode& node, const void* content, std:
   }
   if (last < first) {
     return 0;
+  }
+  if (is_digest && has_content(last,
+                               static_cast<const unsigned char*>(content) +
+                                   static_cast<std::size_t>(last - first) * sizeof(ContentDigest),
+                               true)) {
+    const std::int64_t walked = last - node.value;
+    node.value = last;
+    return walked;  // A digest stands for all that is before it.
   }
   // One comparison of many blocks is worth more than knowing where they differ.
   const auto* blocks = static_cast<const unsigned char*>(content);

@@ -16,6 +16,7 @@ inline Status SequencePool::attach(const PoolAttachment& attachment) noexcept {
   }
   PoolAttachment inner = attachment;
   inner.max_rows = attachment.sequence_handles;
+  inner.partial_copy = false;  // it shares whole blocks of cells
   if (const Status s = pool_.attach(inner); !s) {
     return s;
   }

@@ -37,6 +37,7 @@ PrefixMatch TieredPool<Pool>::match(const SequenceContentView& content,
   const bool has_room = moves_.size() + static_cast<std::size_t>(max_of<std::int64_t>(more, 0)) <
                         moves_.capacity() / 2;
   if (more >= config_.min_load_blocks && host_match_.newest_pending == kNoPlan && has_room) {
+    result.drop_copy();  // what is copied lies where the loads begin
     result.num_blocks = host_match_.num_blocks;
     result.num_tokens = host_match_.num_tokens;
     result.idle_blocks += more;

@@ -82,8 +82,8 @@ class SchedulerCore {
   Status abandon(const StepPlan& plan, AbandonReason why, TimeNs now) noexcept;
   std::size_t poll(std::span<Event> out) noexcept;
   bool clear_cache() noexcept;
-  Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens,
-             TimeNs until) noexcept;
+  Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
+             std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] std::int64_t common_prefix_blocks() const noexcept;
   std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
@@ -183,6 +183,14 @@ class SchedulerCore {
   void wake_all() noexcept;
 
   // core_admit.hpp
+  struct Claim {
+    std::int64_t cost = 0;         ///< Blocks, those found in use not counted.
+    std::int64_t held = 0;         ///< Kept from others from then on, in all.
+    std::int64_t fork_blocks = 0;  ///< Of the cost, for samples that will fork off.
+  };
+  [[nodiscard]] Claim claim_of(const RequestRecord& record, std::int32_t rows, std::int64_t known,
+                               const PrefixMatch& match, std::int64_t spare) noexcept;
+  void begin_copy(PlanRecord& plan_record, std::int32_t row, const PrefixMatch& match) noexcept;
   [[nodiscard]] bool waits_for_prefill(std::uint32_t slot, std::int64_t matched) noexcept;
   [[nodiscard]] bool same_content(std::uint32_t a, std::uint32_t b,
                                   std::int64_t tokens) const noexcept;
@@ -277,7 +285,15 @@ class SchedulerCore {
   };
   void undo_chunk(const Chunk& chunk, const ChunkUndo& undo, const Undoing& how,
                   TimeNs now) noexcept;
-  void prune_loads(PlanRecord& record) noexcept;
+  template <class Start>
+  void prune_row_starts(FixedVector<Start>& starts) noexcept;
+  template <class Start>
+  [[nodiscard]] bool is_held(const Start& start) const noexcept {
+    const RowState& r = rows_[static_cast<std::size_t>(start.row.value)];
+    return r.residence == start.residence && r.phase != RowPhase::Free;
+  }
+  void finish_copies(const PlanRecord& record) noexcept;
+  void lose_copies(const PlanRecord& record) noexcept;
   void lose_moves(const PlanRecord& record) noexcept;
   void reset_readers() noexcept;
   void drop_in_flight(std::int32_t row) noexcept;
@@ -328,7 +344,8 @@ class SchedulerCore {
   void record_preempted(const RowState& r) noexcept;
   void record_undone(const RowState& r, bool is_charged, bool is_reader) noexcept;
   void record_pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
-                  bool is_pinned) noexcept;
+                  std::span<const MediaSpan> media, bool is_pinned) noexcept;
+  void record_media(std::span<const MediaSpan> media) noexcept;
   void record_ended(const RequestRecord& root) noexcept;
   void note_wait(std::uint32_t slot, WaitCause cause) noexcept;
   void note_head(bool is_preempted) noexcept;

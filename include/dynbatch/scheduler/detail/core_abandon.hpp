@@ -7,18 +7,46 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Forgets the loads of sequences that have lost their row within this step.
+/// Forgets the loads or copies of sequences that have lost their row within this step.
 template <class P>
-void SchedulerCore<P>::prune_loads(PlanRecord& record) noexcept {
+template <class Start>
+void SchedulerCore<P>::prune_row_starts(FixedVector<Start>& starts) noexcept {
   std::size_t kept = 0;
-  for (std::size_t i = 0; i < record.loads.size(); ++i) {
-    const TierLoad load = record.loads[i];
-    const RowState& r = rows_[static_cast<std::size_t>(load.row.value)];
-    if (r.residence == load.residence && r.phase != RowPhase::Free) {
-      record.loads[kept++] = load;
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    const Start start = starts[i];
+    if (is_held(start)) {
+      starts[kept++] = start;
     }
   }
-  record.loads.resize(kept);
+  starts.resize(kept);
+}
+
+/// A plan that is committed has made its copies, whatever became of its chunks.
+template <class P>
+void SchedulerCore<P>::finish_copies(const PlanRecord& record) noexcept {
+  for (const PrefixCopy& start : record.prefix_copies) {
+    if (is_held(start)) {
+      PoolOptions::finish_copy(policies_.pool, start.row);
+    }
+  }
+}
+
+/// Copies that an abandoned plan perhaps did not make: their rows compute that block from its
+/// start.
+template <class P>
+void SchedulerCore<P>::lose_copies(const PlanRecord& record) noexcept {
+  for (const PrefixCopy& start : record.prefix_copies) {
+    if (!is_held(start)) {
+      continue;
+    }
+    PoolOptions::finish_copy(policies_.pool, start.row);
+    RowState& r = rows_[static_cast<std::size_t>(start.row.value)];
+    if (r.phase != RowPhase::Draining) {
+      roll_back(start.row.value, static_cast<std::int32_t>(start.first_token), 0,
+                RowPhase::Prefill);
+      r.committed = r.planned;
+    }
+  }
 }
 
 /// Moves between tiers that an abandoned plan perhaps did not make: who was to be loaded starts
@@ -28,7 +56,7 @@ void SchedulerCore<P>::lose_moves(const PlanRecord& record) noexcept {
   PoolOptions::lose_swaps(policies_.pool, record.swaps.span());
   for (const TierLoad& load : record.loads) {
     const RowState& r = rows_[static_cast<std::size_t>(load.row.value)];
-    if (r.residence != load.residence || r.phase == RowPhase::Free) {
+    if (!is_held(load)) {
       continue;
     }
     policies_.pool.withdraw(load.row, load.first_token);
@@ -89,6 +117,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
     }
   }
   for (std::int32_t p = first; p < num_in_flight_; ++p) {
+    lose_copies(in_flight_plan(p));
     lose_moves(in_flight_plan(p));
   }
   reset_readers();

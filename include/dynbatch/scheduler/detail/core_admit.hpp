@@ -2,6 +2,7 @@
 #pragma once
 /// \file
 /// SchedulerCore: who of the waiting is let in.
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/scheduler/detail/core.hpp>
 
 #include <limits>
@@ -137,46 +138,20 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       cause = WaitCause::InFlight;  // rows share before the plan runs: what it writes comes later
       return Admit::Blocked;
     }
-    if (waits_for_prefill(slot, match.num_tokens)) {
+    if (waits_for_prefill(slot, match.num_tokens - match.num_copied)) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;
     }
   }
-  const Reservation reservation = policies_.admission.need(
-      {.known_tokens = known,
-       .max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_),
-       .cached_tokens = match.num_tokens,
-       .num_running = num_running_,
-       .pool = policies_.pool.stats(),
-       .num_preemptions = record.preemptions});
-  std::int64_t required =
-      blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
-  std::int64_t held = blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
-  if (record.is_beam) {  // known exactly, and submit() made sure that the pool can have it
-    required = beam_blocks(record);
-    held = required;
+  Claim claim = claim_of(record, rows, known, match, spare);
+  if (match.num_copied > 0 &&
+      (claim.cost > spare || spare - match.idle_blocks - claim.fork_blocks < 1)) {
+    match.drop_copy();  // the block to copy from is the one that would be missing
+    claim = claim_of(record, rows, known, match, spare);
   }
-  const std::int64_t headroom = num_running_ > 0
-                                    ? clamp_to<std::int64_t>(reservation.headroom_blocks, 0,
-                                                             policies_.pool.stats().total_blocks)
-                                    : 0;
-  // Idle cached blocks count as available until they are taken: taking them costs as much as new
-  // ones.
-  std::int64_t fork_blocks =
-      block_size_ > 0 && record.prompt_length % block_size_ != 0 ? rows - 1 : 0;
-  if (record.is_beam && block_size_ > 0) {
-    fork_blocks = (rows - 1) * (beam_blocks(record) - record.prompt_length / block_size_);
-  }
-  const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
-  if (num_running_ == 0 && !record.is_beam) {
-    // Nobody would make room later: samples that find no block then compute the prompt themselves.
-    // The prompt itself comes first, whatever the policy asked to have at once.
-    const std::int64_t whole = blocks_for(known) - match.num_blocks + match.idle_blocks;
-    fork_blocks = clamp_to<std::int64_t>(spare - max_of(own, whole), 0, fork_blocks);
-  }
-  const std::int64_t cost = own + fork_blocks;
-  if (block_size_ > 0 && cost > spare) {
-    record.retry_need = cost;
+  const std::int64_t fork_blocks = claim.fork_blocks;
+  if (block_size_ > 0 && claim.cost > spare) {
+    record.retry_need = claim.cost;
     record.retry_plan = next_plan_ + kRetryPlans;
     cause = WaitCause::Memory;
     return Admit::Blocked;
@@ -224,18 +199,22 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   if (match.num_tokens > 0) {
     const bool is_acquired = policies_.pool.acquire(Row{row}, match);
     DYNBATCH_ASSERT(is_acquired, "a match must be valid until the next change of the pool");
-    r.table_tokens = static_cast<std::int32_t>(match.num_blocks) * block_size_;
+    r.table_tokens =
+        static_cast<std::int32_t>(match.num_blocks + (match.num_copied > 0 ? 1 : 0)) * block_size_;
+  }
+  if (match.num_copied > 0) {
+    begin_copy(plan_record, row, match);
   }
   if (match.num_loaded > 0) {
     if (plan_record.loads.size() == plan_record.loads.capacity()) {
-      prune_loads(plan_record);
+      prune_row_starts(plan_record.loads);
     }
     plan_record.loads.push_back({Row{row}, r.residence, match.num_tokens - match.num_loaded});
   }
   r.planned = static_cast<std::int32_t>(match.num_tokens);
   r.committed = r.planned;
   if (shares_prefixes_) {
-    r.next_publish = r.planned + block_size_;
+    r.next_publish = static_cast<std::int32_t>(match.num_blocks + 1) * block_size_;
     counters_.prefix_query.add(static_cast<std::uint64_t>(known));
     counters_.prefix_hit.add(static_cast<std::uint64_t>(match.num_tokens));
   }
@@ -245,7 +224,7 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
   held_blocks_ += fork_blocks;
   set_phase(row, RowPhase::Prefill);
   append_prefill(plan_record, row, static_cast<std::int32_t>(n), budget);
-  hold_blocks(r, max_of<std::int64_t>(held - blocks_for(r.table_tokens), 0));
+  hold_blocks(r, max_of<std::int64_t>(claim.held - blocks_for(r.table_tokens), 0));
   if (flight_.is_on()) {
     record_admitted(slot, known, match.num_tokens);
   }
@@ -254,6 +233,64 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     wake(AdmissionOptions::quota_group(policies_.admission, admission_view(slot)));
   }
   return Admit::Done;
+}
+
+/// What admitting a request that found `match` takes of the blocks that are to be had.
+template <class P>
+typename SchedulerCore<P>::Claim SchedulerCore<P>::claim_of(const RequestRecord& record,
+                                                            std::int32_t rows, std::int64_t known,
+                                                            const PrefixMatch& match,
+                                                            std::int64_t spare) noexcept {
+  const Reservation reservation = policies_.admission.need(
+      {.known_tokens = known,
+       .max_total_tokens = min_of(record.prompt_length + record.max_new, kv_limit_),
+       .cached_tokens = match.num_tokens,
+       .num_running = num_running_,
+       .pool = policies_.pool.stats(),
+       .num_preemptions = record.preemptions});
+  Claim claim;
+  std::int64_t required =
+      blocks_for(clamp_to<std::int64_t>(reservation.required_tokens, 1, kv_limit_));
+  claim.held = blocks_for(clamp_to<std::int64_t>(reservation.held_tokens, 0, kv_limit_));
+  if (record.is_beam) {  // known exactly, and submit() made sure that the pool can have it
+    required = beam_blocks(record);
+    claim.held = required;
+  }
+  const std::int64_t headroom = num_running_ > 0
+                                    ? clamp_to<std::int64_t>(reservation.headroom_blocks, 0,
+                                                             policies_.pool.stats().total_blocks)
+                                    : 0;
+  // Idle cached blocks count as available until they are taken: taking them costs as much as new
+  // ones.
+  claim.fork_blocks = block_size_ > 0 && record.prompt_length % block_size_ != 0 ? rows - 1 : 0;
+  if (record.is_beam && block_size_ > 0) {
+    claim.fork_blocks = (rows - 1) * (beam_blocks(record) - record.prompt_length / block_size_);
+  }
+  const std::int64_t own = required - match.num_blocks + match.idle_blocks + headroom;
+  if (num_running_ == 0 && !record.is_beam) {
+    // Nobody would make room later: samples that find no block then compute the prompt themselves.
+    // The prompt itself comes first, whatever the policy asked to have at once.
+    const std::int64_t whole = blocks_for(known) - match.num_blocks + match.idle_blocks;
+    claim.fork_blocks = clamp_to<std::int64_t>(spare - max_of(own, whole), 0, claim.fork_blocks);
+  }
+  claim.cost = own + claim.fork_blocks;
+  return claim;
+}
+
+/// The row begins with the front of another block: the plan under construction copies it.
+template <class P>
+void SchedulerCore<P>::begin_copy(PlanRecord& plan_record, std::int32_t row,
+                                  const PrefixMatch& match) noexcept {
+  if (plan_record.prefix_copies.size() == plan_record.prefix_copies.capacity()) {
+    prune_row_starts(plan_record.prefix_copies);
+  }
+  const BlockId target =
+      policies_.pool.table(0, Row{row})[static_cast<std::size_t>(match.num_blocks)];
+  plan_record.prefix_copies.push_back(
+      {Row{row},
+       rows_[static_cast<std::size_t>(row)].residence,
+       match.num_blocks * block_size_,
+       {match.copy_source, target, static_cast<std::int32_t>(match.num_copied)}});
 }
 
 /// True if a started prefill will produce the block that follows the request's cached prefix. The
@@ -295,6 +332,9 @@ bool SchedulerCore<P>::same_content(std::uint32_t a, std::uint32_t b,
   }
   const SequenceContentView va = content(a, tokens);
   const SequenceContentView vb = content(b, tokens);
+  if (!equal_media(va.media, vb.media, tokens)) {
+    return false;
+  }
   if (va.has_digests()) {  // a digest covers the whole prefix
     return va.digest_at(tokens - 1) == vb.digest_at(tokens - 1);
   }

@@ -264,6 +264,7 @@ void SchedulerCore<P>::restart_beams(std::uint32_t slot) noexcept {
     RequestRecord& record = desk_[at];
     const RequestState was = record.state;
     record.outputs = 0;
+    desk_.renew_content(record);
     record.reason = FinishReason::None;
     if (was == RequestState::Ended) {
       record.sequence.slot = sequence_slots_.back();

@@ -4,12 +4,14 @@
 /// SchedulerCore: cached prefixes at the host's word: pinned, or all forgotten.
 #include <dynbatch/scheduler/detail/core.hpp>
 
+#include <limits>
+
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
 template <class P>
 Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens,
-                             TimeNs until) noexcept {
+                             TimeNs until, std::span<const MediaSpan> media) noexcept {
   const bool is_tokens = prompt.kind == PromptKind::Tokens;
   const std::int64_t unit = is_tokens ? 1 : prompt.digest_unit;
   const std::int64_t given = is_tokens
@@ -23,6 +25,11 @@ Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std:
   if (tokens < 1 || tokens > given || tokens > kv_limit_) {
     return {Errc::InvalidArgument, "tokens", tokens, min_of(given, kv_limit_),
             "must lie in the prompt"};
+  }
+  // Items may end, or lie, behind what is given of the prompt.
+  constexpr std::int64_t kAnywhere = std::numeric_limits<std::int64_t>::max();
+  if (const Status s = RequestDesk::admissible_media(media, kAnywhere); !s) {
+    return s;
   }
   // The caller's array is one page, long enough to hold all of it.
   constexpr std::int64_t kTokensPerDigest = sizeof(ContentDigest) / sizeof(Token);
@@ -38,14 +45,17 @@ Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std:
       std::int64_t{1} << 30));
   view.prompt_length = view.known_length = view.cacheable_length = given;
   view.digest_unit = is_tokens ? 0 : prompt.digest_unit;
+  view.media = media;
   // Blocks that are kept for running sequences are not for pins.
-  const std::int64_t idle = policies_.pool.match(view, tokens).idle_blocks;
+  PrefixMatch match = policies_.pool.match(view, tokens);
+  match.drop_copy();
+  const std::int64_t idle = match.idle_blocks;
   const Status status = idle <= max_of<std::int64_t>(spare_blocks(), 0)
                             ? policies_.pool.pin(view, tokens, until)
                             : Status{Errc::QueueFull, "blocks", idle, spare_blocks(),
                                      "the free blocks are kept for running sequences"};
   if (flight_.is_on()) {
-    record_pin(prompt, scope, tokens, until, status.is_ok());
+    record_pin(prompt, scope, tokens, until, media, status.is_ok());
   }
   return status;
 }
@@ -53,7 +63,8 @@ Status SchedulerCore<P>::pin(const Prompt& prompt, const CacheScope& scope, std:
 /// Everything a pin depends on; without content only that there was one.
 template <class P>
 void SchedulerCore<P>::record_pin(const Prompt& prompt, const CacheScope& scope,
-                                  std::int64_t tokens, TimeNs until, bool is_pinned) noexcept {
+                                  std::int64_t tokens, TimeNs until,
+                                  std::span<const MediaSpan> media, bool is_pinned) noexcept {
   const bool is_tokens = prompt.kind == PromptKind::Tokens;
   FlightPin f;
   f.until = until.ns;
@@ -63,13 +74,16 @@ void SchedulerCore<P>::record_pin(const Prompt& prompt, const CacheScope& scope,
   f.is_pinned = is_pinned ? 1 : 0;
   if (config_.flight_log_prompts) {
     f.num_content = is_tokens ? tokens : ceil_div(tokens, std::int64_t{prompt.digest_unit});
+    f.num_media = media.size();
   }
   const auto n = static_cast<std::size_t>(f.num_content);
-  const std::size_t bytes = n * (is_tokens ? sizeof(Token) : sizeof(ContentDigest));
+  const std::size_t bytes =
+      n * (is_tokens ? sizeof(Token) : sizeof(ContentDigest)) + f.num_media * sizeof(FlightMedia);
   if (!flight_.begin(FlightKind::Pin, sizeof(f) + bytes)) {
     return;
   }
   flight_.add(f);
+  record_media(media.first(f.num_media));
   if (is_tokens) {
     flight_.add(prompt.tokens.first(n));
   } else {

@@ -34,6 +34,7 @@ Status SchedulerCore<P>::start_recorder(std::span<const GroupSpec> groups) noexc
   h.rank = config_.rank;
   h.max_draft_tokens = config_.max_draft_tokens;
   h.max_retries = config_.max_retries;
+  h.max_media_spans = config_.max_media_spans;
   h.max_sequences = caps_.max_sequences;
   h.sequence_handles = caps_.sequence_handles;
   h.num_layers = caps_.num_layers;
@@ -103,17 +104,20 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
     // Digests behind the cacheable part are never compared.
     f.num_content =
         has_digests ? ceil_div(r.cacheable, std::int64_t{r.digest_unit}) : r.prompt_length;
+    f.num_media = static_cast<std::uint64_t>(r.num_media);
   }
   const std::size_t unit = has_digests ? sizeof(ContentDigest) : sizeof(Token);
   const std::size_t content_bytes = static_cast<std::size_t>(f.num_content) * unit;
   if (!flight_.begin(FlightKind::Request, sizeof(f) + r.num_needs * sizeof(FlightNeed) +
-                                              content_bytes + r.num_stop * sizeof(Token))) {
+                                              f.num_media * sizeof(FlightMedia) + content_bytes +
+                                              r.num_stop * sizeof(Token))) {
     return;
   }
   flight_.add(f);
   for (std::uint8_t i = 0; i < r.num_needs; ++i) {
     flight_.add(FlightNeed{r.needs[i].resource, r.needs[i].amount});
   }
+  record_media(desk_.media(slot).first(f.num_media));
   // Tokens and digests lie alike in the pages of the token store.
   const auto words = static_cast<std::int64_t>(content_bytes / sizeof(Token));
   const std::int64_t page_tokens = desk_.tokens().page_tokens();
@@ -123,6 +127,14 @@ void SchedulerCore<P>::record_request(std::uint32_t slot, bool was_cancelled, Ti
   }
   flight_.add(std::span<const Token>(r.stop_tokens, r.num_stop));
   flight_.end();
+}
+
+/// Part of a record.
+template <class P>
+void SchedulerCore<P>::record_media(std::span<const MediaSpan> media) noexcept {
+  for (const MediaSpan& item : media) {
+    flight_.add(FlightMedia{item.first_position, item.length, item.content.high, item.content.low});
+  }
 }
 
 template <class P>

@@ -51,7 +51,8 @@ Status SchedulerCore<P>::initialise() noexcept {
                                     .max_context_tokens = kv_limit_,
                                     .max_plans_in_flight = config_.max_plans_in_flight,
                                     .in_order = caps_.in_order,
-                                    .sequence_handles = caps_.sequence_handles});
+                                    .sequence_handles = caps_.sequence_handles,
+                                    .partial_copy = caps_.partial_copy && groups.size() == 1});
       !s) {
     return s;
   }

@@ -23,6 +23,8 @@ SequenceContentView SchedulerCore<P>::content(std::uint32_t slot,
   view.known_length = known;
   view.cacheable_length = record.cacheable;
   view.digest_unit = record.digest_unit;
+  view.media = desk_.media(slot);
+  view.version = record.content_version;
   return view;
 }
 

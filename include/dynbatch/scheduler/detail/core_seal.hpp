@@ -29,6 +29,11 @@ void SchedulerCore<P>::emit_copies(PlanRecord& record) noexcept {
     }
   }
   fork_copies_.clear();
+  for (const PrefixCopy& start : record.prefix_copies) {
+    if (is_held(start)) {
+      record.copies.push_back(start.copy);
+    }
+  }
 }
 
 /// Counts what is drafted and what is computed again, once it is certain that it is planned.

@@ -62,6 +62,7 @@ Status SchedulerCore<P>::commit(const StepPlan& plan, const StepResult& result,
   feedback.measured = ran_in_full ? result.measured : DurationNs{};
   policies_.sizer.observe(feedback);
   drop_told_forks(record);
+  finish_copies(record);
   oldest_ = oldest_ + 1 == config_.max_plans_in_flight ? 0 : oldest_ + 1;
   prune_forks();  // also when nothing is planned any more, sources must not wait for ever
   --num_in_flight_;

@@ -41,6 +41,14 @@ struct TierLoad {
   std::int64_t first_token = 0;
 };
 
+/// A sequence whose plan copies the front of its block at position `first_token` from another one.
+struct PrefixCopy {
+  Row row{};
+  std::uint32_t residence = 0;
+  std::int64_t first_token = 0;
+  BlockCopy copy{};
+};
+
 /// One plan and the memory its spans point to.
 struct PlanRecord {
   StepPlan plan{};
@@ -62,6 +70,7 @@ struct PlanRecord {
   FixedVector<RowOp> row_ops;
   FixedVector<BlockSwap> swaps;
   FixedVector<TierLoad> loads;
+  FixedVector<PrefixCopy> prefix_copies;
   FixedVector<ExpertMove> moves;
   GroupPlan group{};
   bool pads_to_batch = false;
@@ -87,6 +96,7 @@ struct PlanRecord {
              swaps.allocate(max_swaps, "max_context_tokens"),
              loads.allocate(max_swaps > 0 ? 2 * r : 0,
                             "max_sequences"),  // a row may be lost and taken
+             prefix_copies.allocate(2 * r, "max_sequences"),
              moves.allocate(kMaxMovesPerPlan, "expert_moves"),
          }) {
       if (!s) {
@@ -110,6 +120,7 @@ struct PlanRecord {
     row_ops.clear();
     swaps.clear();
     loads.clear();
+    prefix_copies.clear();
     moves.clear();
   }
 

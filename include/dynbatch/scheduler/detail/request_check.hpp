@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// RequestDesk: what submit() refuses, and why.
+/// RequestDesk: what submit() refuses, and why; the media items that it keeps.
 #include <dynbatch/scheduler/detail/request_desk.hpp>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -74,12 +74,8 @@ inline Status RequestDesk::admissible(const Request& r, Kind kind,
               "needs more of a resource than there is"};
     }
   }
-  for (const MediaSpan& span : r.media) {
-    if (span.first_position < 0 || span.length < 1 ||
-        span.length > prompt_length - span.first_position) {
-      return {Errc::InvalidArgument, "media", span.first_position, prompt_length,
-              "a span lies outside the prompt"};
-    }
+  if (const Status s = admissible_media(r.media, prompt_length); !s) {
+    return s;
   }
   // The last output needs no KV of its own.
   const std::int64_t positions = saturating_add(
@@ -105,6 +101,46 @@ inline Status RequestDesk::admissible(const Request& r, Kind kind,
     }
   }
   return kOk;
+}
+
+/// Items lie in the prompt, by position, and none overlaps another.
+inline Status RequestDesk::admissible_media(std::span<const MediaSpan> media,
+                                            std::int64_t length) noexcept {
+  std::int64_t end = 0;
+  for (const MediaSpan& span : media) {
+    if (span.first_position < 0 || span.length < 1 || span.length > length - span.first_position) {
+      return {Errc::InvalidArgument, "media", span.first_position, length,
+              "a span lies outside the prompt"};
+    }
+    if (span.first_position < end) {
+      return {Errc::InvalidArgument, "media", span.first_position, end,
+              "spans must come by position and not overlap"};
+    }
+    end = span.first_position + span.length;
+  }
+  return kOk;
+}
+
+/// Keeps the items. Placeholder tokens don't tell one from another: from an item that isn't kept,
+/// or a block with more of them than the pool compares, nothing is shared.
+inline void RequestDesk::fill_media(RequestRecord& record, std::uint32_t slot,
+                                    std::span<const MediaSpan> media) noexcept {
+  const std::size_t kept = min_of(media.size(), max_media_);
+  for (std::size_t i = 0; i < kept; ++i) {
+    media_[slot * max_media_ + i] = media[i];
+  }
+  record.num_media = static_cast<std::int32_t>(kept);
+  if (kept < media.size()) {
+    record.cacheable = min_of(record.cacheable, media[kept].first_position);
+  }
+  MediaCursor cursor(media.first(kept), limits_.block_size, 0);
+  while (cursor.next() != MediaCursor::kNoBlock) {
+    const BlockMedia block = cursor.take();
+    if (block.count > max_block_media(limits_.block_size)) {
+      record.cacheable = min_of(record.cacheable, block.position);
+      break;
+    }
+  }
 }
 
 /// Beams run together and never give way: a step and the pool must hold all of them to the end.

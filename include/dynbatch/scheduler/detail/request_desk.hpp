@@ -6,6 +6,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/config.hpp>
@@ -61,6 +62,17 @@ class RequestDesk {
   void set_now(TimeNs now) noexcept { now_.store(now.ns, std::memory_order_relaxed); }
   RequestRecord& operator[](std::uint32_t slot) noexcept { return records_[slot]; }
   const RequestRecord& operator[](std::uint32_t slot) const noexcept { return records_[slot]; }
+  [[nodiscard]] static Status admissible_media(std::span<const MediaSpan> media,
+                                               std::int64_t length) noexcept;
+  /// The media items of a request, of which `slot` is a sample.
+  [[nodiscard]] std::span<const MediaSpan> media(std::uint32_t slot) const noexcept {
+    const RequestRecord& record = records_[slot];
+    return {media_.data() + record.root * max_media_, static_cast<std::size_t>(record.num_media)};
+  }
+  /// What is known of the content so far will be something else.
+  void renew_content(RequestRecord& record) noexcept {
+    record.content_version = last_version_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
   TokenStore& tokens() noexcept { return tokens_; }
   [[nodiscard]] const TokenStore& tokens() const noexcept { return tokens_; }
   template <class F>
@@ -101,6 +113,8 @@ class RequestDesk {
                                         std::int64_t prompt_length) const noexcept;
   void fill(std::uint32_t slot, const Request& request, std::int64_t prompt_length,
             std::int64_t promised) noexcept;
+  void fill_media(RequestRecord& record, std::uint32_t slot,
+                  std::span<const MediaSpan> media) noexcept;
   void fill_sample(std::uint32_t slot, std::uint32_t root, std::int64_t shared,
                    std::int64_t promised) noexcept;
   Status reject(const Status& status) noexcept {
@@ -128,13 +142,16 @@ class RequestDesk {
 
   IntakeLimits limits_{};
   Buffer<RequestRecord> records_;
+  Buffer<MediaSpan> media_;     // [slots, max_media_], by first sample
   Buffer<std::uint8_t> marks_;  // driving thread only
   TokenStore tokens_;
   IndexStack free_slots_;
   IdTable ids_;
   SlotInbox inbox_;
   SlotInbox cancelled_;
+  std::size_t max_media_ = 0;
   AtomicArray<std::uint64_t> cancel_words_;  // generation << 1 | cancelled
+  std::atomic<std::uint64_t> last_version_{0};
   std::atomic<bool> closed_{false};
   std::atomic<std::int64_t> now_{0};
   std::atomic<std::uint64_t> submitted_{0};
@@ -163,8 +180,11 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
   if (pages > std::int64_t{0xFFFFFFFE}) {
     return {Errc::InvalidConfig, "max_queued_tokens", tokens, 0, "too many token pages"};
   }
+  max_media_ = static_cast<std::size_t>(config.max_media_spans);
   for (const Status& s :
-       {records_.allocate(slots, "max_live_requests"), marks_.allocate(slots, "max_live_requests"),
+       {records_.allocate(slots, "max_live_requests"),
+        media_.allocate(slots * max_media_, "max_media_spans"),
+        marks_.allocate(slots, "max_live_requests"),
         tokens_.allocate(slots, pages, pages_per_slot, static_cast<std::int32_t>(page_tokens)),
         free_slots_.allocate(slots, "max_live_requests"), ids_.allocate(slots, "max_live_requests"),
         inbox_.allocate(slots, "max_live_requests"),
@@ -242,6 +262,7 @@ inline void RequestDesk::fill_sample(std::uint32_t slot, std::uint32_t root, std
   RequestRecord& record = records_[slot];
   record = records_[root];
   record.root = root;
+  renew_content(record);
   record.next_sample = kNil;
   record.shared_pages = shared;
   record.promised_pages = promised;
@@ -263,6 +284,7 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
   RequestRecord& record = records_[slot];
   record = RequestRecord{};
   record.root = slot;
+  renew_content(record);
   record.num_samples = r.num_samples;
   record.open_samples = r.num_samples;
   record.unreported = r.num_samples;
@@ -321,11 +343,7 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
                   static_cast<std::size_t>(n) * sizeof(ContentDigest));
     }
   }
-  for (const MediaSpan& span : r.media) {
-    // Placeholder tokens don't tell one item from another: nothing from the first item on is
-    // shared.
-    record.cacheable = min_of(record.cacheable, span.first_position);
-  }
+  fill_media(record, slot, r.media);
 }
 
 inline Status RequestDesk::cancel(RequestId id) noexcept {
