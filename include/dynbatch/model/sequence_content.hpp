@@ -4,6 +4,7 @@
 /// A sequence's content as the pool sees it: scope, tokens or digests, in fixed-size pages.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/model/block_key.hpp>
 #include <dynbatch/model/request.hpp>
 
 #include <cstddef>
@@ -25,6 +26,10 @@ struct SequenceContentView {
   std::int64_t known_length = 0;      ///< Positions whose content is known.
   std::int64_t cacheable_length = 0;  ///< Only blocks that end at or before it may be shared.
   std::int32_t digest_unit = 0;  ///< Tokens a digest covers; 0 = the prompt is given as tokens.
+  /// Room for the keys of its blocks, by storage page as the tokens are, where a pool asks for it;
+  /// the pool fills it in as it needs them. Not used for digest prompts.
+  BlockKey* keys = nullptr;
+  std::int32_t* num_keys = nullptr;  ///< Leading blocks whose keys are there.
 
   /// The prompt is given as digests: its blocks have no tokens.
   [[nodiscard]] bool has_digests() const noexcept { return digest_unit != 0; }

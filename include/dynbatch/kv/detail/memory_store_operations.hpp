@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// MemoryStore: what operations do, when they end and how.
+#include <dynbatch/kv/memory_store.hpp>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+inline Status MemoryStore::attach(const TierAttachment& attachment) noexcept {
+  if (const Status s = config_.validate(); !s) {
+    return s;
+  }
+  if (attachment.memory.bytes == nullptr || attachment.memory.slot_bytes < 1) {
+    return {Errc::InvalidConfig, "memory", attachment.memory.slot_bytes, 1,
+            "the tier can't reach the engine's host slots"};
+  }
+  for (Operation& op : operations_.span()) {  // of the engine before: it is gone
+    if (op.ticket != 0) {
+      op.num_good = 0;
+      op.outcome = TierResult::Cancelled;
+      end(op);
+    }
+  }
+  if (blocks_.size() != 0 && memory_.slot_bytes != attachment.memory.slot_bytes) {
+    return {Errc::InvalidConfig, "slot_bytes", attachment.memory.slot_bytes, memory_.slot_bytes,
+            "this store holds blocks of another size"};
+  }
+  memory_ = attachment.memory;
+  max_blocks_ = static_cast<std::size_t>(max_of<std::int64_t>(attachment.max_blocks, 1));
+  const auto ops = static_cast<std::size_t>(max_of(attachment.max_operations, 1));
+  Status s = operations_.allocate(ops, "max_operations");
+  s = s ? keys_.allocate(ops * max_blocks_, "max_blocks") : s;
+  s = s ? slots_.allocate(ops * max_blocks_, "max_blocks") : s;
+  s = s ? held_.allocate(ops * max_blocks_, "max_blocks") : s;
+  if (!s || blocks_.size() != 0) {
+    return s;
+  }
+  const auto n = static_cast<std::size_t>(config_.num_blocks);
+  const auto table = static_cast<std::size_t>(next_power_of_two(2 * config_.num_blocks));
+  s = blocks_.allocate(n, "num_blocks");
+  s = s ? data_.allocate(n * static_cast<std::size_t>(memory_.slot_bytes), "num_blocks") : s;
+  s = s ? buckets_.allocate(table, "num_blocks") : s;
+  s = s ? families_.allocate(table, "num_blocks") : s;
+  s = s && config_.store_threshold > 0 ? lookups_.allocate(4 * table, "store_threshold") : s;
+  return s;
+}
+
+inline bool MemoryStore::begin(const TierOperation& operation) noexcept {
+  Operation* op = nullptr;
+  for (Operation& candidate : operations_.span()) {
+    op = op == nullptr && candidate.ticket == 0 ? &candidate : op;
+  }
+  const bool has_slots = operation.verb != TierVerb::Query;
+  if (op == nullptr || operation.ticket == 0 || operation.keys.empty() ||
+      operation.keys.size() > max_blocks_ ||
+      (has_slots && operation.slots.size() != operation.keys.size())) {
+    ++stats_.refused;
+    return false;
+  }
+  *op = Operation{};
+  op->verb = operation.verb;
+  op->count = static_cast<std::int32_t>(operation.keys.size());
+  for (std::size_t i = 0; i < operation.keys.size(); ++i) {
+    keys_of(*op)[i] = operation.keys[i];
+    slots_of(*op)[i] = has_slots ? operation.slots[i] : -1;
+  }
+  bool is_held = true;
+  switch (operation.verb) {
+    case TierVerb::Query:
+      ++stats_.queries;
+      for (const BlockKey& key : operation.keys) {
+        note_lookup(key);
+      }
+      note_mismatch(operation);
+      break;
+    case TierVerb::Fetch:
+      ++stats_.fetches;
+      is_held = hold_for_fetch(*op);
+      break;
+    case TierVerb::Store:
+      ++stats_.stores;
+      is_held = hold_for_store(*op, operation);
+      break;
+  }
+  if (!is_held) {
+    ++stats_.refused;
+    return false;
+  }
+  op->ticket = operation.ticket;
+  op->order = next_order_++;
+  draw_outcome(*op, operation);
+  ++stats_.in_flight;
+  if (config_.faults.scribbles && op->verb == TierVerb::Fetch) {
+    for (std::int32_t i = 0; i < op->count; ++i) {
+      const std::span<std::byte> slot = memory_.bytes(memory_.context, slots_of(*op)[i]);
+      std::memset(slot.data(), 0xEE, slot.size());
+    }
+  }
+  return true;
+}
+
+inline void MemoryStore::draw_outcome(Operation& op, const TierOperation& operation) noexcept {
+  const Faults& f = config_.faults;
+  const std::int64_t jitter = f.jitter.ns > 0 ? random_.between(0, f.jitter.ns) : 0;
+  op.due = operation.now + f.latency + DurationNs{f.block_time.ns * op.count + jitter};
+  op.num_good = op.num_held;
+  const std::int32_t chance = op.verb == TierVerb::Query   ? f.query_fails
+                              : op.verb == TierVerb::Fetch ? f.fetch_fails
+                                                           : f.store_fails;
+  if (is_chance(chance)) {
+    op.outcome = TierResult::Failed;
+    const bool is_partial = op.num_held > 1 && is_chance(f.partial);
+    op.num_good =
+        is_partial ? static_cast<std::int32_t>(random_.between(1, op.num_held - 1)) : 0;
+  }
+  if (op.verb == TierVerb::Fetch && op.num_held > 0 &&
+      (is_chance(f.corrupts) || is_chance(f.confuses))) {
+    op.bad = static_cast<std::int32_t>(random_.between(0, op.num_held - 1));
+    op.is_confused = is_chance(f.confuses);
+  }
+  if (is_chance(f.never)) {
+    op.due = kNever;
+  }
+}
+
+inline void MemoryStore::cancel(std::uint64_t ticket) noexcept {
+  if (Operation* op = find(ticket); op != nullptr && !config_.faults.ignores_cancel) {
+    op->is_cancelled = true;
+    op->due = TimeNs{INT64_MIN};
+  }
+}
+
+inline std::size_t MemoryStore::poll(TimeNs now, std::span<TierCompletion> completions) noexcept {
+  std::size_t n = 0;
+  while (n < completions.size() && stats_.in_flight > 0) {
+    Operation* next = nullptr;
+    std::int64_t num_due = 0;
+    for (Operation& op : operations_.span()) {
+      if (op.ticket == 0 || op.due > now) {
+        continue;
+      }
+      ++num_due;
+      const bool is_earlier = next == nullptr || op.due < next->due ||
+                              (op.due == next->due && op.order < next->order);
+      if (config_.faults.shuffles ? random_.one_in(num_due) : is_earlier) {
+        next = &op;
+      }
+    }
+    if (next == nullptr) {
+      break;
+    }
+    completions[n++] = end(*next);
+  }
+  return n;
+}
+
+inline TierCompletion MemoryStore::end(Operation& op) noexcept {
+  if (op.is_cancelled) {
+    op.outcome = TierResult::Cancelled;
+    op.num_good = 0;
+  }
+  TierCompletion done{op.ticket, 0, op.outcome};
+  switch (op.verb) {
+    case TierVerb::Query:
+      done.num_blocks = op.outcome == TierResult::Done ? end_query(op) : 0;
+      break;
+    case TierVerb::Fetch:
+      done.num_blocks = end_fetch(op);
+      done.result = op.outcome;
+      break;
+    case TierVerb::Store:
+      done.num_blocks = end_store(op);
+      break;
+  }
+  op.ticket = 0;
+  --stats_.in_flight;
+  return done;
+}
+
+inline std::int32_t MemoryStore::end_query(const Operation& op) noexcept {
+  std::int32_t n = 0;
+  while (n < op.count && has(keys_of(op)[n])) {
+    ++n;
+  }
+  return n;
+}
+
+inline std::int32_t MemoryStore::end_fetch(Operation& op) noexcept {
+  std::int32_t good = 0;
+  for (std::int32_t i = 0; i < op.num_held; ++i) {
+    const std::int32_t block = held_of(op)[i];
+    bool is_rotten = false;
+    if (good == i && i < op.num_good) {
+      const std::span<std::byte> slot = memory_.bytes(memory_.context, slots_of(op)[i]);
+      const bool is_bad = i == op.bad;
+      const std::int32_t source = is_bad && op.is_confused ? (block + 1) % num_used_ : block;
+      std::memcpy(slot.data(), data(source), slot.size());
+      if (is_bad && !op.is_confused) {
+        slot[slot.size() / 2] ^= std::byte{4};
+      }
+      // What is delivered is checked in its place, whatever it was when it left.
+      if (at(source).envelope.holds(keys_of(op)[i], slot)) {
+        ++good;
+      } else {
+        ++stats_.corrupt;
+        op.outcome = TierResult::Corrupt;
+        is_rotten = !is_bad;
+      }
+    }
+    if (--at(block).readers == 0) {
+      if (is_rotten) {
+        drop(block);
+      } else {
+        link_use(block);
+      }
+    }
+  }
+  return good;
+}
+
+inline std::int32_t MemoryStore::end_store(Operation& op) noexcept {
+  std::int32_t good = 0;
+  for (std::int32_t i = 0; i < op.num_held; ++i) {
+    const std::int32_t block = held_of(op)[i];
+    const bool is_good = i < op.num_good;
+    good += is_good ? 1 : 0;
+    if (block < 0) {
+      continue;
+    }
+    Block& b = at(block);
+    if (!is_good) {
+      drop(block);
+      continue;
+    }
+    const std::span<std::byte> slot = memory_.bytes(memory_.context, slots_of(op)[i]);
+    std::memcpy(data(block), slot.data(), slot.size());
+    b.envelope = BlockEnvelope::around(b.key, b.family, slot);
+    b.state = State::Ready;
+    ++stats_.num_blocks;
+    link_use(block);
+  }
+  return good;
+}
+
+inline bool MemoryStore::hold_for_fetch(Operation& op) noexcept {
+  while (op.num_held < op.count) {
+    const std::int32_t block = find_block(keys_of(op)[op.num_held]);
+    if (block < 0 || at(block).state != State::Ready) {
+      break;
+    }
+    if (at(block).readers++ == 0) {
+      unlink_use(block);
+    }
+    held_of(op)[op.num_held++] = block;
+  }
+  return true;
+}
+
+inline bool MemoryStore::hold_for_store(Operation& op, const TierOperation& operation) noexcept {
+  bool is_full = false;
+  while (op.num_held < op.count && !is_full) {
+    const auto i = static_cast<std::size_t>(op.num_held);
+    const BlockKey& key = operation.keys[i];
+    if (const std::int32_t known = find_block(key); known >= 0) {
+      if (at(known).state != State::Ready) {
+        break;  // another operation writes it: behind it nothing could be found yet
+      }
+      held_of(op)[op.num_held++] = -1;
+      continue;
+    }
+    if (!is_wanted(key)) {
+      break;
+    }
+    const std::int32_t block = take_block();
+    is_full = block < 0;
+    if (!is_full) {
+      enter(block, operation, i);
+      held_of(op)[op.num_held++] = block;
+    }
+  }
+  return op.num_held > 0 || !is_full;
+}
+
+inline void MemoryStore::link_use(std::int32_t block) noexcept {
+  at(block).older = newest_;
+  at(block).newer = -1;
+  (newest_ >= 0 ? at(newest_).newer : oldest_) = block;
+  newest_ = block;
+}
+
+inline void MemoryStore::unlink_use(std::int32_t block) noexcept {
+  const Block& b = at(block);
+  (b.older >= 0 ? at(b.older).newer : oldest_) = b.newer;
+  (b.newer >= 0 ? at(b.newer).older : newest_) = b.older;
+}
+
+/// A block to write to, or -1 if all are written or read.
+inline std::int32_t MemoryStore::take_block() noexcept {
+  if (free_ < 0 && num_used_ < config_.num_blocks) {
+    return num_used_++;
+  }
+  if (free_ < 0) {
+    if (oldest_ < 0) {
+      return -1;
+    }
+    const std::int32_t victim = oldest_;
+    unlink_use(victim);
+    ++stats_.evictions;
+    drop(victim);
+  }
+  const std::int32_t block = free_;
+  free_ = at(block).next;
+  return block;
+}
+
+inline void MemoryStore::enter(std::int32_t block, const TierOperation& operation,
+                               std::size_t i) noexcept {
+  Block& b = at(block);
+  b = Block{};
+  b.key = operation.keys[i];
+  b.root = operation.root.digest;
+  b.family = operation.root.family;
+  b.is_first = operation.first_block == 0 && i == 0;
+  b.state = State::Writing;
+  std::int32_t& head = buckets_[bucket(b.key.words[0])];
+  b.next = head - 1;
+  head = block + 1;
+  if (b.is_first) {
+    std::int32_t& family = families_[bucket(b.family)];
+    b.family_next = family - 1;
+    family = block + 1;
+  }
+}
+
+/// Takes a block that stands in no order of use out of the tables; it is free then.
+inline void MemoryStore::drop(std::int32_t block) noexcept {
+  Block& b = at(block);
+  stats_.num_blocks -= b.state == State::Ready ? 1 : 0;
+  std::int32_t* link = &buckets_[bucket(b.key.words[0])];
+  if (*link - 1 == block) {
+    *link = b.next + 1;
+  } else {
+    std::int32_t e = *link - 1;
+    while (at(e).next != block) {
+      e = at(e).next;
+    }
+    at(e).next = b.next;
+  }
+  if (b.is_first) {
+    link = &families_[bucket(b.family)];
+    if (*link - 1 == block) {
+      *link = b.family_next + 1;
+    } else {
+      std::int32_t e = *link - 1;
+      while (at(e).family_next != block) {
+        e = at(e).family_next;
+      }
+      at(e).family_next = b.family_next;
+    }
+  }
+  b = Block{};
+  b.next = free_;
+  free_ = block;
+}
+
+inline void MemoryStore::note_lookup(const BlockKey& key) noexcept {
+  if (lookups_.size() == 0) {
+    return;
+  }
+  std::uint32_t& cell = lookups_[static_cast<std::size_t>(key.words[0]) & (lookups_.size() - 1)];
+  const auto mark = static_cast<std::uint32_t>(key.words[1]) & ~std::uint32_t{255};
+  const std::uint32_t count = (cell & ~std::uint32_t{255}) == mark ? cell & 255U : 0;
+  cell = mark | min_of<std::uint32_t>(count + 1, 255);
+}
+
+inline bool MemoryStore::is_wanted(const BlockKey& key) const noexcept {
+  if (lookups_.size() == 0) {
+    return true;
+  }
+  const std::uint32_t cell =
+      lookups_.data()[static_cast<std::size_t>(key.words[0]) & (lookups_.size() - 1)];
+  const auto mark = static_cast<std::uint32_t>(key.words[1]) & ~std::uint32_t{255};
+  return (cell & ~std::uint32_t{255}) == mark &&
+         (cell & 255U) >= min_of<std::uint32_t>(
+                              static_cast<std::uint32_t>(config_.store_threshold), 255);
+}
+
+/// A first block that is missed although its text is there: under other roots only?
+inline void MemoryStore::note_mismatch(const TierOperation& operation) noexcept {
+  if (operation.first_block != 0 || has(operation.keys[0])) {
+    return;
+  }
+  bool is_known = false;
+  for (std::int32_t e = families_[bucket(operation.root.family)] - 1; e >= 0;
+       e = at(e).family_next) {
+    if (at(e).family == operation.root.family && at(e).state == State::Ready) {
+      if (at(e).root == operation.root.digest) {
+        return;
+      }
+      is_known = true;
+    }
+  }
+  stats_.mismatches += is_known ? 1 : 0;
+}
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
