@@ -3,6 +3,7 @@
 /// \file
 /// Everything that runs on the host. The law tests (laws/) and the CUDA part (cuda/) have headers
 /// of their own. Much of sim/ is compiled into dynbatch::dynbatch; all else is in the headers.
+#include <dynbatch/base/blake2b.hpp>
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -30,29 +31,36 @@
 #include <dynbatch/concepts/executor.hpp>
 #include <dynbatch/concepts/expert_balancer.hpp>
 #include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/concepts/kv_tier.hpp>
 #include <dynbatch/concepts/ladder.hpp>
 #include <dynbatch/concepts/micro_batch_splitter.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/adaptive_lru.hpp>
 #include <dynbatch/kv/belady.hpp>
+#include <dynbatch/kv/block_envelope.hpp>
+#include <dynbatch/kv/block_keys.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
+#include <dynbatch/kv/circuit_breaker.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/kv_event_log.hpp>
 #include <dynbatch/kv/kv_sizing.hpp>
 #include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/lru.hpp>
+#include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/prefix_index.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
 #include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/tier_config.hpp>
 #include <dynbatch/kv/tiered_pool.hpp>
 #include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
+#include <dynbatch/model/block_key.hpp>
 #include <dynbatch/model/block_table_mirror.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/event.hpp>

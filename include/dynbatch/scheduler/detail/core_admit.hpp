@@ -57,7 +57,7 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
     waiting_.push(passed.slot, passed.key);
   }
   passed_over_.clear();
-  counters_.waiting.set(waiting_.size() + num_parked_);
+  counters_.waiting.set(num_waiting());
 }
 
 template <class P>
@@ -140,6 +140,12 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     if (waits_for_prefill(slot, match.num_tokens)) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;
+    }
+    if constexpr (PoolOptions::kHasLoads) {
+      if (starts_loading(slot, known)) {
+        cause = WaitCause::Loading;
+        return Admit::Parked;
+      }
     }
   }
   const Reservation reservation = policies_.admission.need(

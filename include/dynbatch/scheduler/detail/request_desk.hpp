@@ -57,6 +57,11 @@ class RequestDesk {
     return queued_tokens_.load(std::memory_order_relaxed);
   }
 
+  /// At make(): room for the keys of blocks of so many tokens.
+  Status allocate_keys(std::int64_t block_tokens) noexcept {
+    return tokens_.allocate_keys(block_tokens);
+  }
+
   // Driving thread.
   void set_now(TimeNs now) noexcept { now_.store(now.ns, std::memory_order_relaxed); }
   RequestRecord& operator[](std::uint32_t slot) noexcept { return records_[slot]; }
