@@ -41,7 +41,9 @@ class MemoryStore {
     std::int32_t confuses = 0;   ///< A fetch delivers another block in one place.
     bool shuffles = false;       ///< What is due ends in any order.
     bool ignores_cancel = false;
-    bool scribbles = false;      ///< A fetch fills its slots with garbage first.
+    /// A fetch fills its slots with garbage first; one that was cancelled ends later, and does it
+    /// once more.
+    bool scribbles = false;
   };
   struct Config {
     std::int64_t num_blocks = 0;    ///< Capacity, in [1, 2^31 - 2].
@@ -199,6 +201,7 @@ class MemoryStore {
   bool hold_for_store(Operation& op, const TierOperation& operation) noexcept;
   void draw_outcome(Operation& op, const TierOperation& operation) noexcept;
   TierCompletion end(Operation& op) noexcept;
+  void scribble(const Operation& op) noexcept;
   std::int32_t end_query(const Operation& op) noexcept;
   std::int32_t end_fetch(Operation& op) noexcept;
   std::int32_t end_store(Operation& op) noexcept;
@@ -217,6 +220,7 @@ class MemoryStore {
   Buffer<std::int32_t> slots_;  // [operation][max_blocks]
   Buffer<std::int32_t> held_;   // [operation][max_blocks]
   std::size_t max_blocks_ = 0;
+  TimeNs now_{};
   std::uint64_t next_order_ = 1;
   std::int32_t free_ = -1;
   std::int32_t num_used_ = 0;  // Blocks ever used.

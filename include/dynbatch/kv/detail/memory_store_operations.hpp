@@ -90,13 +90,18 @@ inline bool MemoryStore::begin(const TierOperation& operation) noexcept {
   op->order = next_order_++;
   draw_outcome(*op, operation);
   ++stats_.in_flight;
-  if (config_.faults.scribbles && op->verb == TierVerb::Fetch) {
-    for (std::int32_t i = 0; i < op->count; ++i) {
-      const std::span<std::byte> slot = memory_.bytes(memory_.context, slots_of(*op)[i]);
+  now_ = max_of(now_, operation.now);
+  scribble(*op);
+  return true;
+}
+
+inline void MemoryStore::scribble(const Operation& op) noexcept {
+  if (config_.faults.scribbles && op.verb == TierVerb::Fetch) {
+    for (std::int32_t i = 0; i < op.count; ++i) {
+      const std::span<std::byte> slot = memory_.bytes(memory_.context, slots_of(op)[i]);
       std::memset(slot.data(), 0xEE, slot.size());
     }
   }
-  return true;
 }
 
 inline void MemoryStore::draw_outcome(Operation& op, const TierOperation& operation) noexcept {
@@ -126,12 +131,13 @@ inline void MemoryStore::draw_outcome(Operation& op, const TierOperation& operat
 inline void MemoryStore::cancel(std::uint64_t ticket) noexcept {
   if (Operation* op = find(ticket); op != nullptr && !config_.faults.ignores_cancel) {
     op->is_cancelled = true;
-    op->due = TimeNs{INT64_MIN};
+    op->due = config_.faults.scribbles ? now_ + config_.faults.jitter : now_;
   }
 }
 
 inline std::size_t MemoryStore::poll(TimeNs now, std::span<TierCompletion> completions) noexcept {
   std::size_t n = 0;
+  now_ = max_of(now_, now);
   while (n < completions.size() && stats_.in_flight > 0) {
     Operation* next = nullptr;
     std::int64_t num_due = 0;
@@ -158,6 +164,7 @@ inline TierCompletion MemoryStore::end(Operation& op) noexcept {
   if (op.is_cancelled) {
     op.outcome = TierResult::Cancelled;
     op.num_good = 0;
+    scribble(op);
   }
   TierCompletion done{op.ticket, 0, op.outcome};
   switch (op.verb) {
