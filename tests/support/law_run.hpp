@@ -630,6 +630,7 @@ class LawRun {
   }
 
   void check(bool is_final) {
+    latest_ = std::max(latest_, now_);
     const Status s = scheduler_->check();
     if (!s) {
       char text[200];
