@@ -69,26 +69,25 @@ bool TierLink<Tier>::begin(Work& work, TierVerb verb,
 template <class Tier>
 void TierLink<Tier>::advance(TimeNs now, HostPool& host) noexcept {
   now_ = max_of(now_, now);
-  if (num_busy_ > 0) {
-    // Bounded, whatever the tier makes up: more has ended only if more was under way.
-    for (std::size_t left = 2 * work_.size(); left > 0;) {
-      TierCompletion ended[16];
-      const std::size_t asked = min_of(left, std::size(ended));
-      const std::size_t n = min_of(tier_.poll(now_, {ended, asked}), asked);
-      for (std::size_t i = 0; i < n; ++i) {
-        end_operation(ended[i], host);
-      }
-      left = n < asked ? 0 : left - n;
+  // Also while nothing is under way: what was given up may end, and the tier has to get rid of it.
+  // Bounded, whatever the tier makes up.
+  for (std::size_t left = 2 * work_.size(); left > 0;) {
+    TierCompletion ended[16];
+    const std::size_t asked = min_of(left, std::size(ended));
+    const std::size_t n = min_of(tier_.poll(now_, {ended, asked}), asked);
+    for (std::size_t i = 0; i < n; ++i) {
+      end_operation(ended[i], host);
     }
-    for (Work& w : work_.span()) {
-      if (is_under_way(w) && now_ >= w.deadline) {
-        ++stats_.timeouts;
-        ++stats_.failures;
-        breaker_.note_end(w.era, false, now_);
-        give_up(w, host);
-      } else if (w.phase == Phase::Arrived && now_ >= w.deadline) {
-        free(w, host);
-      }
+    left = n < asked ? 0 : left - n;
+  }
+  for (Work& w : num_busy_ > 0 ? work_.span() : std::span<Work>{}) {
+    if (is_under_way(w) && now_ >= w.deadline) {
+      ++stats_.timeouts;
+      ++stats_.failures;
+      breaker_.note_end(w.era, false, now_);
+      give_up(w, host);
+    } else if (w.phase == Phase::Arrived && now_ >= w.deadline) {
+      free(w, host);
     }
   }
   if (slots_.num_offers() > 0) {
