@@ -290,9 +290,8 @@ class LawRun {
     config.tier.max_blocks_in_flight = 24;
     config.tier.min_gain_blocks = 1;
     config.tier.token_ns = 1'000'000;
-    config.tier.breaker = {.max_failures = 4,
-                           .first_pause = milliseconds(5),
-                           .longest_pause = milliseconds(40)};
+    config.tier.breaker = {
+        .max_failures = 4, .first_pause = milliseconds(5), .longest_pause = milliseconds(40)};
     stored_.emplace(config, AnyKVTier(*store_));
   }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// A small engine around a TieredPool with a store: it keeps what device blocks and host slots hold,
-/// makes the moves of plans and checks each block that a request is given. And a tier whose
+/// A small engine around a TieredPool with a store: it keeps what device blocks and host slots
+/// hold, makes the moves of plans and checks each block that a request is given. And a tier whose
 /// operations end when and how a test says.
 #include <dynbatch/base/hash.hpp>
 #include <dynbatch/kv/tiered_pool.hpp>
@@ -64,8 +64,8 @@ class StoreBench {
     const dynbatch::CacheScope& s = content.scope();
     std::uint64_t h = dynbatch::combine64(s.model_epoch, s.has_tenant_salt ? s.tenant_salt + 1 : 0);
     for (std::int64_t t = 0; t < (i + 1) * kBlock; ++t) {
-      h = dynbatch::combine64(h,
-                              static_cast<std::uint64_t>(content.tokens()[static_cast<std::size_t>(t)]));
+      h = dynbatch::combine64(
+          h, static_cast<std::uint64_t>(content.tokens()[static_cast<std::size_t>(t)]));
     }
     return h;
   }
@@ -101,7 +101,8 @@ class StoreBench {
     move(plan);
     const auto table = pool_->table(0, row);
     for (std::int64_t i = 0; i < content.length() / kBlock; ++i) {
-      std::uint64_t& block = device_.at(static_cast<std::size_t>(table[static_cast<std::size_t>(i)].value));
+      std::uint64_t& block =
+          device_.at(static_cast<std::size_t>(table[static_cast<std::size_t>(i)].value));
       if (i < match.num_blocks && block != value(content, i)) {
         fail("a block that was found holds something else");
       }
@@ -136,7 +137,9 @@ class StoreBench {
     check();
   }
 
-  std::span<const std::byte> slot(std::int32_t i) const { return host_.at(static_cast<std::size_t>(i)); }
+  std::span<const std::byte> slot(std::int32_t i) const {
+    return host_.at(static_cast<std::size_t>(i));
+  }
   void check() {
     if (const dynbatch::Status s = pool_->check(); !s) {
       fail(std::string(s.field) + ": " + s.text);
@@ -208,8 +211,11 @@ class ScriptTier {
       }
       ended.push_back({op.ticket, n, dynbatch::TierResult::Done});
     } else {
-      pending.push_back({op.verb, op.ticket, {op.keys.begin(), op.keys.end()},
-                         {op.slots.begin(), op.slots.end()}, false});
+      pending.push_back({op.verb,
+                         op.ticket,
+                         {op.keys.begin(), op.keys.end()},
+                         {op.slots.begin(), op.slots.end()},
+                         false});
     }
     return true;
   }
@@ -226,10 +232,11 @@ class ScriptTier {
   }
 
   static Key key(const dynbatch::BlockKey& k) { return {k.words, k.words + 4}; }
-  /// Ends the operation with this ticket: `good` leading blocks are done, and where some are not the
-  /// result is a failure. What a fetch does not deliver is garbage.
+  /// Ends the operation with this ticket: `good` leading blocks are done, and where some are not
+  /// the result is a failure. What a fetch does not deliver is garbage.
   void finish(std::uint64_t ticket, std::int64_t good) {
-    const auto it = std::ranges::find_if(pending, [&](const Pending& p) { return p.ticket == ticket; });
+    const auto it =
+        std::ranges::find_if(pending, [&](const Pending& p) { return p.ticket == ticket; });
     const auto count = static_cast<std::int64_t>(it->keys.size());
     const std::int64_t n = it->is_cancelled ? 0 : std::min(good, count);
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(it->slots.size()); ++i) {

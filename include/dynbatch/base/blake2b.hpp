@@ -119,8 +119,14 @@ class Blake2b {
   }
 
   // The parameter word says: 32 bytes of output, no key, no tree.
-  std::uint64_t state_[8] = {kStart[0] ^ 0x01010020, kStart[1], kStart[2], kStart[3],
-                             kStart[4],              kStart[5], kStart[6], kStart[7]};
+  std::uint64_t state_[8] = {kStart[0] ^ 0x01010020,
+                             kStart[1],
+                             kStart[2],
+                             kStart[3],
+                             kStart[4],
+                             kStart[5],
+                             kStart[6],
+                             kStart[7]};
   unsigned char block_[kBlockBytes];
   std::size_t fill_ = 0;
   std::uint64_t length_ = 0;

@@ -61,9 +61,9 @@ inline constexpr std::int32_t kMaxLoads = 64;
 
 /// What a pool with a store behind it remembers of a waiting request; reset when it is queued.
 struct LoadWait {
-  std::int32_t load = -1;         ///< Which load it waits for, in [0, kMaxLoads); the pool's numbers.
-  std::int32_t num_waits = 0;     ///< How often it has waited.
-  std::int64_t best_blocks = -1;  ///< What it would have found when it last did.
+  std::int32_t load = -1;      ///< Which load it waits for, in [0, kMaxLoads); the pool's numbers.
+  std::int32_t num_waits = 0;  ///< How often it has waited.
+  std::int64_t best_blocks = -1;  ///< It asks again only if it finds more than that.
   TimeNs until{};                 ///< It waits no longer than that.
 };
 

@@ -29,9 +29,9 @@ struct SlotMemory {
 /// What a tier is told once.
 struct TierAttachment {
   SlotMemory memory{};
-  std::int32_t max_operations = 0;         ///< Most that are ever in flight.
-  std::int64_t max_blocks = 0;             ///< Most of one operation.
-  std::int64_t max_blocks_in_flight = 0;   ///< Most of all fetches and stores together.
+  std::int32_t max_operations = 0;        ///< Most that are ever in flight.
+  std::int64_t max_blocks = 0;            ///< Most of one operation.
+  std::int64_t max_blocks_in_flight = 0;  ///< Most of all fetches and stores together.
 };
 
 enum class TierVerb : std::uint8_t {
@@ -50,7 +50,8 @@ struct TierOperation {
   std::span<const BlockKey> keys{};
   std::span<const std::int32_t> slots{};  ///< One a key; none for a query.
   TimeNs now{};
-  TimeNs deadline = kNever;  ///< It will be cancelled then; what can't be done by then need not begin.
+  TimeNs deadline =
+      kNever;  ///< It will be cancelled then; what can't be done by then need not begin.
 };
 
 enum class TierResult : std::uint8_t {
@@ -69,23 +70,22 @@ struct TierCompletion {
 
 /// Laws: docs/kv_tier.md. No call blocks.
 template <class T>
-concept KVTier =
-    std::movable<T> && detail::HasConfig<T> &&
-    requires(T& t, const TierAttachment& attachment, const TierOperation& operation,
-             std::uint64_t ticket, TimeNs now, std::span<TierCompletion> completions) {
-      { t.attach(attachment) } noexcept -> std::same_as<Status>;
-      { t.begin(operation) } noexcept -> std::same_as<bool>;
-      { t.cancel(ticket) } noexcept -> std::same_as<void>;
-      { t.poll(now, completions) } noexcept -> std::same_as<std::size_t>;
-    };
+concept KVTier = std::movable<T> && detail::HasConfig<T> &&
+                 requires(T& t, const TierAttachment& attachment, const TierOperation& operation,
+                          std::uint64_t ticket, TimeNs now, std::span<TierCompletion> completions) {
+                   { t.attach(attachment) } noexcept -> std::same_as<Status>;
+                   { t.begin(operation) } noexcept -> std::same_as<bool>;
+                   { t.cancel(ticket) } noexcept -> std::same_as<void>;
+                   { t.poll(now, completions) } noexcept -> std::same_as<std::size_t>;
+                 };
 
 // One rung of the ladder: the expression `call` must be noexcept and return `type`.
-#define DYNBATCH_TIER_RUNG(call, type, text)                                        \
-  static_assert(                                                                    \
-      requires(T& t, const TierAttachment& attachment, const TierOperation& operation, \
+#define DYNBATCH_TIER_RUNG(call, type, text)                                              \
+  static_assert(                                                                          \
+      requires(T& t, const TierAttachment& attachment, const TierOperation& operation,    \
                std::uint64_t ticket, TimeNs now, std::span<TierCompletion> completions) { \
-        { call } noexcept -> std::same_as<type>;                                    \
-      },                                                                            \
+        { call } noexcept -> std::same_as<type>;                                          \
+      },                                                                                  \
       "dynbatch: a KVTier needs '" text " noexcept'. See docs/kv_tier.md")
 
 /// One readable message for each missing requirement; called by TieredPool.

@@ -22,7 +22,8 @@ namespace dynbatch::inline DYNBATCH_ABI {
     std::uint64_t words[4];
     std::memcpy(words, bytes.data() + at, sizeof(words));
     for (int i = 0; i < 4; ++i) {
-      // Multiplication by an odd number and the shift are bijections: no change of one word is lost.
+      // Multiplication by an odd number and the shift are bijections: no change of one word is
+      // lost.
       lanes[i] = (lanes[i] ^ words[i]) * kOdd;
       lanes[i] ^= lanes[i] >> 32U;
     }
@@ -64,7 +65,8 @@ struct BlockEnvelope {
   }
 
   /// True if these are the bytes of the block that this key names, all of them and unharmed.
-  [[nodiscard]] bool holds(const BlockKey& wanted, std::span<const std::byte> bytes) const noexcept {
+  [[nodiscard]] bool holds(const BlockKey& wanted,
+                           std::span<const std::byte> bytes) const noexcept {
     return magic == kMagic && seal == computed_seal() && key == wanted &&
            num_bytes == bytes.size() && checksum == checksum64(bytes);
   }

@@ -31,8 +31,8 @@ struct KVIdentity {
 };
 
 /// Names each block of a prefix by a chain of digests: of the parent's key and the block's tokens,
-/// which starts from the identity and the scope. Each field is tagged and carries its length. O(1) a
-/// block of up to 20 tokens, then O(tokens). Immutable after start(): any thread.
+/// which starts from the identity and the scope. Each field is tagged and carries its length. O(1)
+/// a block of up to 20 tokens, then O(tokens). Immutable after start(): any thread.
 class KeyChain {
  public:
   /// Keys of blocks of so many tokens and bytes.

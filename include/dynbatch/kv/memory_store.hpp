@@ -20,33 +20,33 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Keeps blocks in an array of its own. Operations take the time that Faults say, measured on the
-/// caller's clock, and end in poll(); what happens depends on the seed and the calls only. A block is
-/// found from the moment its write has ended well and been checked; one that failed never was there.
-/// The least recently used block makes room; blocks that are written or read don't. attach() again
-/// joins the next engine; what was stored stays. Cost of begin() and poll(): O(operations + blocks +
-/// bytes moved). One thread; no allocation after attach().
+/// caller's clock, and end in poll(); what happens depends on the seed and the calls only. A block
+/// is found from the moment its write has ended well and been checked; one that failed never was
+/// there. The least recently used block makes room; blocks that are written or read don't. attach()
+/// again joins the next engine; what was stored stays. Cost of begin() and poll(): O(operations +
+/// blocks + bytes moved). One thread; no allocation after attach().
 class MemoryStore {
  public:
   /// How operations behave. Chances are in 1/1000 and drawn when an operation begins.
   struct Faults {
-    DurationNs latency{};       ///< Of each operation, and
-    DurationNs block_time{};    ///< for each of its blocks, and
-    DurationNs jitter{};        ///< up to so much more.
+    DurationNs latency{};     ///< Of each operation, and
+    DurationNs block_time{};  ///< for each of its blocks, and
+    DurationNs jitter{};      ///< up to so much more.
     std::int32_t query_fails = 0;
     std::int32_t fetch_fails = 0;
     std::int32_t store_fails = 0;
-    std::int32_t partial = 0;    ///< Of the failed ones: some leading blocks were done before.
-    std::int32_t never = 0;      ///< Does not end.
-    std::int32_t corrupts = 0;   ///< A fetch delivers other bytes in one place.
-    std::int32_t confuses = 0;   ///< A fetch delivers another block in one place.
-    bool shuffles = false;       ///< What is due ends in any order.
+    std::int32_t partial = 0;   ///< Of the failed ones: some leading blocks were done before.
+    std::int32_t never = 0;     ///< Does not end.
+    std::int32_t corrupts = 0;  ///< A fetch delivers other bytes in one place.
+    std::int32_t confuses = 0;  ///< A fetch delivers another block in one place.
+    bool shuffles = false;      ///< What is due ends in any order.
     bool ignores_cancel = false;
     /// A fetch fills its slots with garbage first; one that was cancelled ends later, and does it
     /// once more.
     bool scribbles = false;
   };
   struct Config {
-    std::int64_t num_blocks = 0;    ///< Capacity, in [1, 2^31 - 2].
+    std::int64_t num_blocks = 0;       ///< Capacity, in [1, 2^31 - 2].
     std::int32_t store_threshold = 0;  ///< Look-ups that a block needs before it is worth storing.
     std::uint64_t seed = 1;
     Faults faults{};
@@ -56,8 +56,7 @@ class MemoryStore {
         return {Errc::InvalidConfig, "num_blocks", num_blocks, 2147483646, "must be in [1, limit]"};
       }
       if (store_threshold < 0) {
-        return {Errc::InvalidConfig, "store_threshold", store_threshold, 0,
-                "must not be negative"};
+        return {Errc::InvalidConfig, "store_threshold", store_threshold, 0, "must not be negative"};
       }
       return kOk;
     }
@@ -70,7 +69,7 @@ class MemoryStore {
     std::uint64_t mismatches = 0;  ///< Queries for a text that is there under other roots only.
     std::uint64_t corrupt = 0;     ///< Blocks found to be wrong when they were read.
     std::uint64_t evictions = 0;
-    std::int64_t num_blocks = 0;   ///< That can be found.
+    std::int64_t num_blocks = 0;  ///< That can be found.
     std::int32_t in_flight = 0;
   };
 

@@ -23,13 +23,13 @@ struct TierConfig {
   DurationNs store_deadline = seconds(5);  ///< A store operation that takes longer has failed; > 0.
   std::int32_t max_loads = 8;              ///< Prefixes asked for or fetched at once, in [1, 64].
   std::int32_t max_stores = 8;             ///< Store operations at once, in [0, 64]; 0 = read only.
-  std::int32_t max_operation_blocks = 1024;    ///< Of one operation; >= 1.
-  std::int64_t max_blocks_in_flight = 4096;    ///< Host slots lent to the tier at once; >= 1.
-  std::int32_t min_gain_blocks = 4;            ///< Fetch only if it saves so many blocks; >= 1.
+  std::int32_t max_operation_blocks = 1024;  ///< Of one operation; >= 1.
+  std::int64_t max_blocks_in_flight = 4096;  ///< Host slots lent to the tier at once; >= 1.
+  std::int32_t min_gain_blocks = 4;          ///< Fetch only if it saves so many blocks; >= 1.
   std::int32_t min_touches = 1;  ///< Store a block when it is written (1), or found again so often.
   /// Time to compute a token, until the sizer has learned the step cost; 0 = always fetch.
   std::int64_t token_ns = 20'000;
-  DurationNs latency = milliseconds(1);          ///< Of an operation, until it is measured.
+  DurationNs latency = milliseconds(1);           ///< Of an operation, until it is measured.
   std::int64_t bytes_per_second = 1'000'000'000;  ///< Of a fetch, until it is measured; >= 1.
   CircuitBreaker::Config breaker{};
 
@@ -72,14 +72,15 @@ struct TierStats {
   std::uint64_t fetched_blocks = 0;  ///< Blocks that came and were found by a request.
   std::uint64_t stores = 0;          ///< Store operations begun.
   std::uint64_t stored_blocks = 0;
-  std::uint64_t failures = 0;   ///< Operations that failed.
-  std::uint64_t corrupt = 0;    ///< Of these, how many because the data were wrong.
-  std::uint64_t timeouts = 0;   ///< Of these, how many because their time was over.
-  std::uint64_t refusals = 0;   ///< Operations that the tier did not take.
-  std::uint64_t dropped = 0;    ///< Blocks that were not stored since too many waited for it.
-  std::uint64_t nonsense = 0;   ///< Completions that nobody waits for, or that contradict their operation.
-  std::uint64_t openings = 0;   ///< Of the circuit breaker.
-  std::int64_t lent_blocks = 0; ///< Host slots that the tier holds now.
+  std::uint64_t failures = 0;  ///< Operations that failed.
+  std::uint64_t corrupt = 0;   ///< Of these, how many because the data were wrong.
+  std::uint64_t timeouts = 0;  ///< Of these, how many because their time was over.
+  std::uint64_t refusals = 0;  ///< Operations that the tier did not take.
+  std::uint64_t dropped = 0;   ///< Blocks that were not stored since too many waited for it.
+  std::uint64_t nonsense =
+      0;  ///< Completions that nobody waits for, or that contradict their operation.
+  std::uint64_t openings = 0;    ///< Of the circuit breaker.
+  std::int64_t lent_blocks = 0;  ///< Host slots that the tier holds now.
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// TieredPool: a device pool whose cached prefixes also lie in host memory, and in a store behind it.
+/// TieredPool: a device pool whose cached prefixes also lie in host memory, and in a store behind
+/// it.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -39,10 +40,10 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// blocks it was to write are forgotten, the sequences it was to load start over. Host memory full
 /// of referenced blocks just ends the writing of a sequence.
 ///
-/// With a `Tier`, blocks that have reached host memory are also stored outside, and a waiting request
-/// whose prefix the tier has longer is loaded into host memory first, outside the plan: the pool says
-/// by awaits_load() who should wait, never longer than Config::tier's load_deadline. Whatever the tier
-/// does, steps and other requests go on. Contract of a tier: docs/kv_tier.md.
+/// With a `Tier`, blocks that have reached host memory are also stored outside, and a waiting
+/// request whose prefix the tier has longer is loaded into host memory first, outside the plan: the
+/// pool says by awaits_load() who should wait, never longer than Config::tier's load_deadline.
+/// Whatever the tier does, steps and other requests go on. Contract of a tier: docs/kv_tier.md.
 ///
 /// Cost: as two pools, and O(moves); with a tier also one hash a full block, and O(operations in
 /// flight) a plan. One thread; no allocation after attach() except in check().

@@ -40,7 +40,7 @@ enum class WaitCause : std::uint8_t {
   InFlight,     ///< It stands in a plan that is not settled.
   Composition,  ///< The admission policy runs something else first.
   Paused,
-  Quota,  ///< The admission policy's own limit, such as a tenant's, is reached.
+  Quota,    ///< The admission policy's own limit, such as a tenant's, is reached.
   Loading,  ///< An external store was asked for its prefix, not for longer than its deadline.
 };
 

@@ -12,9 +12,8 @@ namespace {
 constexpr TimeNs at(std::int64_t ms) { return TimeNs{ms * 1'000'000}; }
 
 CircuitBreaker make() {
-  return CircuitBreaker({.max_failures = 3,
-                         .first_pause = milliseconds(100),
-                         .longest_pause = milliseconds(300)});
+  return CircuitBreaker(
+      {.max_failures = 3, .first_pause = milliseconds(100), .longest_pause = milliseconds(300)});
 }
 
 void fail(CircuitBreaker& breaker, TimeNs now) {

@@ -21,7 +21,8 @@ struct Bench {
     }
     attachment.memory.context = this;
     attachment.memory.bytes = [](void* self, std::int32_t slot) noexcept {
-      return std::span<std::byte>(static_cast<Bench*>(self)->memory[static_cast<std::size_t>(slot)]);
+      return std::span<std::byte>(
+          static_cast<Bench*>(self)->memory[static_cast<std::size_t>(slot)]);
     };
     attachment.memory.slot_bytes = slot_bytes;
     attachment.max_operations = 8;
@@ -154,10 +155,9 @@ TEST_CASE("Golden G28, offload tier") {
 TEST_CASE("R20, a failed write is invisible and the others are whole") {
   constexpr int kPuts = 1000;
   constexpr std::int64_t kBytes = 64 * 1024;
-  Bench b({.num_blocks = kPuts,
-           .seed = 3,
-           .faults = {.latency = microseconds(50), .store_fails = 200}},
-          kBytes, 2);
+  Bench b(
+      {.num_blocks = kPuts, .seed = 3, .faults = {.latency = microseconds(50), .store_fails = 200}},
+      kBytes, 2);
   std::map<int, bool> is_stored;
   const auto key_of = [](int i) { return Blake2b::of(&i, sizeof(i)); };
   const auto operation = [&](TierVerb verb, const BlockKey& key, const std::int32_t& slot) {
@@ -333,15 +333,17 @@ TEST_CASE("A text that is there under other roots only is a mismatch") {
 
 TEST_CASE("Random operations agree with a map of what is there") {
   const auto seed = GENERATE(as<std::uint64_t>(), 1, 2, 3, 4, 5, 6);
-  Bench b({.num_blocks = 200, .seed = seed, .faults = {.latency = microseconds(10),
-                                                       .jitter = milliseconds(1),
-                                                       .query_fails = 30,
-                                                       .fetch_fails = 100,
-                                                       .store_fails = 200,
-                                                       .partial = 500,
-                                                       .corrupts = 50,
-                                                       .shuffles = true,
-                                                       .scribbles = true}});
+  Bench b({.num_blocks = 200,
+           .seed = seed,
+           .faults = {.latency = microseconds(10),
+                      .jitter = milliseconds(1),
+                      .query_fails = 30,
+                      .fetch_fails = 100,
+                      .store_fails = 200,
+                      .partial = 500,
+                      .corrupts = 50,
+                      .shuffles = true,
+                      .scribbles = true}});
   SplitMix64 rng(seed);
   std::map<char, bool> there;
   struct Pending {
@@ -357,9 +359,8 @@ TEST_CASE("Random operations agree with a map of what is there") {
       const auto verb = static_cast<TierVerb>(rng.between(0, 2));
       if (pending.empty()) {
         for (std::int32_t s = 0; s < 8 && verb == TierVerb::Store; ++s) {
-          b.fill(s, s < static_cast<std::int32_t>(names.size())
-                        ? names[static_cast<std::size_t>(s)]
-                        : 0);
+          b.fill(s, s < static_cast<std::int32_t>(names.size()) ? names[static_cast<std::size_t>(s)]
+                                                                : 0);
         }
         if (const std::uint64_t t = b.begin(verb, names); t != 0) {
           pending[t] = {verb, names};

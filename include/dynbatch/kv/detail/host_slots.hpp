@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// HostSlots: for each slot of host memory, what is under way to or from it and what it may be stored
-/// as.
+/// HostSlots: for each slot of host memory, what is under way to or from it and what it may be
+/// stored as.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -17,9 +17,10 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Counts the moves between device and slot that plans have to make, from the moment they are wanted
-/// until their plan is settled: only a slot without any may be lent to a tier that writes to it, and
-/// only one without writes holds what its key says. Keeps the blocks that wait to be stored.
+/// Counts the moves between device and slot that plans have to make, from the moment they are
+/// wanted until their plan is settled: only a slot without any may be lent to a tier that writes to
+/// it, and only one without writes holds what its key says. Keeps the blocks that wait to be
+/// stored.
 class HostSlots {
  public:
   enum class Stored : std::uint8_t { No, Waiting, UnderWay, Yes };
@@ -185,7 +186,7 @@ class HostSlots {
 
   Buffer<Slot> slots_;
   FixedVector<Told> told_;  // by plan
-  Buffer<Offer> offers_;  // ring
+  Buffer<Offer> offers_;    // ring
   std::size_t first_offer_ = 0;
   std::size_t num_offers_ = 0;
   std::uint64_t num_dropped_ = 0;

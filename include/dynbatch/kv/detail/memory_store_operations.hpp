@@ -115,8 +115,7 @@ inline void MemoryStore::draw_outcome(Operation& op, const TierOperation& operat
   if (is_chance(chance)) {
     op.outcome = TierResult::Failed;
     const bool is_partial = op.num_held > 1 && is_chance(f.partial);
-    op.num_good =
-        is_partial ? static_cast<std::int32_t>(random_.between(1, op.num_held - 1)) : 0;
+    op.num_good = is_partial ? static_cast<std::int32_t>(random_.between(1, op.num_held - 1)) : 0;
   }
   if (op.verb == TierVerb::Fetch && op.num_held > 0 &&
       (is_chance(f.corrupts) || is_chance(f.confuses))) {
@@ -146,8 +145,8 @@ inline std::size_t MemoryStore::poll(TimeNs now, std::span<TierCompletion> compl
         continue;
       }
       ++num_due;
-      const bool is_earlier = next == nullptr || op.due < next->due ||
-                              (op.due == next->due && op.order < next->order);
+      const bool is_earlier =
+          next == nullptr || op.due < next->due || (op.due == next->due && op.order < next->order);
       if (config_.faults.shuffles ? random_.one_in(num_due) : is_earlier) {
         next = &op;
       }
@@ -388,8 +387,8 @@ inline bool MemoryStore::is_wanted(const BlockKey& key) const noexcept {
       lookups_.data()[static_cast<std::size_t>(key.words[0]) & (lookups_.size() - 1)];
   const auto mark = static_cast<std::uint32_t>(key.words[1]) & ~std::uint32_t{255};
   return (cell & ~std::uint32_t{255}) == mark &&
-         (cell & 255U) >= min_of<std::uint32_t>(
-                              static_cast<std::uint32_t>(config_.store_threshold), 255);
+         (cell & 255U) >=
+             min_of<std::uint32_t>(static_cast<std::uint32_t>(config_.store_threshold), 255);
 }
 
 /// A first block that is missed although its text is there: under other roots only?

@@ -22,10 +22,10 @@ class TierEstimate {
     latency_ns_ = mean(latency_ns_, max_of<std::int64_t>(taken.ns, 0));
   }
   void note_fetch(std::int64_t blocks, DurationNs taken, TimeNs now) noexcept {
-    block_ns_ = max_of<std::int64_t>(
-        mean(block_ns_, max_of<std::int64_t>(taken.ns - latency_ns_, 0) /
-                            max_of<std::int64_t>(blocks, 1)),
-        1);
+    block_ns_ =
+        max_of<std::int64_t>(mean(block_ns_, max_of<std::int64_t>(taken.ns - latency_ns_, 0) /
+                                                 max_of<std::int64_t>(blocks, 1)),
+                             1);
     measured_ = now;
   }
   [[nodiscard]] DurationNs fetch(std::int64_t blocks) const noexcept {
@@ -36,9 +36,7 @@ class TierEstimate {
     return max_of<std::int64_t>(time.ns - latency_ns_, 0) / block_ns_;
   }
   /// Too long since a fetch was measured to rule one out.
-  [[nodiscard]] bool is_stale(TimeNs now) const noexcept {
-    return now - measured_ > kLasts;
-  }
+  [[nodiscard]] bool is_stale(TimeNs now) const noexcept { return now - measured_ > kLasts; }
 
  private:
   static constexpr DurationNs kLasts = seconds(10);

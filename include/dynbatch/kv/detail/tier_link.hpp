@@ -28,11 +28,11 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Loads: a query, then a fetch into host slots, then the blocks wait to be entered in the host index
-/// by the first request that has their content at hand. Stores: blocks whose write to host memory is
-/// committed, parents first. The slots of an operation are held by a row of the host pool of its own,
-/// until the tier says that it has ended: whatever happens to requests, deadlines and cancellations,
-/// no slot is used again before. One thread; no allocation after attach().
+/// Loads: a query, then a fetch into host slots, then the blocks wait to be entered in the host
+/// index by the first request that has their content at hand. Stores: blocks whose write to host
+/// memory is committed, parents first. The slots of an operation are held by a row of the host pool
+/// of its own, until the tier says that it has ended: whatever happens to requests, deadlines and
+/// cancellations, no slot is used again before. One thread; no allocation after attach().
 template <class Tier>
 class TierLink {
   static_assert(check_kv_tier<Tier>());
@@ -60,9 +60,7 @@ class TierLink {
               const PrefixMatch& match, HostPool& host, LoadWait& wait) noexcept;
   [[nodiscard]] std::uint64_t take_ended() noexcept { return std::exchange(ended_, 0); }
   [[nodiscard]] TimeNs next_end() const noexcept;
-  void learn_cost(const StepCost& cost) noexcept {
-    cost_ = cost.is_known() ? cost : cost_;
-  }
+  void learn_cost(const StepCost& cost) noexcept { cost_ = cost.is_known() ? cost : cost_; }
 
   /// Blocks [first, end) of a row will be written to `table` by a plan; their keys are known.
   void note_writes(const SequenceContentView& content, std::span<const BlockId> table,

@@ -13,7 +13,7 @@ bool TierLink<Tier>::awaits(const SequenceContentView& content, std::int64_t tot
                             LoadWait& wait) noexcept {
   constexpr std::int32_t kMaxWaits = 8;
   const bool is_first = wait.num_waits == 0;
-  // Asked before, and no better off for it: the store has no more, or is too slow.
+  // Asked before, and less came than was asked for: the store has no more, or fails.
   if (total - best < config_.min_gain_blocks || (!is_first && best <= wait.best_blocks) ||
       wait.num_waits >= kMaxWaits) {
     return false;
@@ -60,9 +60,11 @@ bool TierLink<Tier>::awaits(const SequenceContentView& content, std::int64_t tot
     load->phase = Phase::Asking;
     ++num_busy_;
     ++stats_.queries;
+    wait.best_blocks = first + count - 1;
+  } else {
+    wait.best_blocks = best;
   }
   wait.load = static_cast<std::int32_t>(index_of(*load));
-  wait.best_blocks = best;
   wait.until = until;
   ++wait.num_waits;
   return true;
@@ -73,8 +75,7 @@ bool TierLink<Tier>::awaits(const SequenceContentView& content, std::int64_t tot
 template <class Tier>
 bool TierLink<Tier>::brings(const Work& work, const SequenceContentView& content,
                             const KeyRoot& root, std::int64_t best) noexcept {
-  return work.first <= best && best < work.first + work.count &&
-         work.root.digest == root.digest &&
+  return work.first <= best && best < work.first + work.count && work.root.digest == root.digest &&
          keys_of(work)[static_cast<std::size_t>(best - work.first)] ==
              chain_.at(content, root, best);
 }
@@ -86,8 +87,7 @@ bool TierLink<Tier>::adopt(const SequenceContentView& content, HostPool& host) n
     if (w.phase != Phase::Arrived || content.scope == nullptr) {
       continue;
     }
-    const std::int64_t known =
-        min_of(content.known_length, content.cacheable_length) / block_size_;
+    const std::int64_t known = min_of(content.known_length, content.cacheable_length) / block_size_;
     const std::int64_t end = min_of(known, w.first + w.count);
     if (end <= w.first || !chain_.extend(content, end)) {
       continue;
@@ -120,9 +120,8 @@ bool TierLink<Tier>::adopt(const SequenceContentView& content, HostPool& host) n
 }
 
 template <class Tier>
-void TierLink<Tier>::note_writes(const SequenceContentView& content,
-                                 std::span<const BlockId> table, std::int64_t first,
-                                 std::int64_t end) noexcept {
+void TierLink<Tier>::note_writes(const SequenceContentView& content, std::span<const BlockId> table,
+                                 std::int64_t first, std::int64_t end) noexcept {
   if (first >= end) {
     return;
   }
@@ -158,11 +157,10 @@ bool TierLink<Tier>::is_worth(const Work& work, std::int64_t blocks) const noexc
   }
   const std::int64_t tokens = gain * block_size_;
   const DurationNs compute =
-      cost_.is_known()
-          ? cost_.predict({.prefill_tokens = tokens,
-                           .attention_pairs =
-                               chunk_attention_pairs(work.best * block_size_, tokens)})
-          : DurationNs{saturating_mul(tokens, config_.token_ns)};
+      cost_.is_known() ? cost_.predict({.prefill_tokens = tokens,
+                                        .attention_pairs =
+                                            chunk_attention_pairs(work.best * block_size_, tokens)})
+                       : DurationNs{saturating_mul(tokens, config_.token_ns)};
   const bool is_free = !cost_.is_known() && config_.token_ns == 0;
   return is_free || estimate_.is_stale(now_) || estimate_.fetch(blocks) < compute;
 }

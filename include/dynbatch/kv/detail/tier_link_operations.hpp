@@ -20,9 +20,8 @@ Status TierLink<Tier>::attach(const TierConfig& config, const PoolAttachment& at
   chain_.start(config.identity, block_size, config.memory.slot_bytes);
   config_.identity = {};  // its strings need not outlive the call
   breaker_ = CircuitBreaker(config.breaker);
-  estimate_ = TierEstimate(
-      config.latency,
-      saturating_mul(config.memory.slot_bytes, 1'000'000'000) / config.bytes_per_second);
+  estimate_ = TierEstimate(config.latency, saturating_mul(config.memory.slot_bytes, 1'000'000'000) /
+                                               config.bytes_per_second);
   const auto num_work = static_cast<std::size_t>(num_rows(config));
   const auto plans = static_cast<std::size_t>(max_of(attachment.max_plans_in_flight, 1));
   Status s = slots_.attach(num_slots, max_moves * (plans + 1));
@@ -165,9 +164,8 @@ void TierLink<Tier>::end_store(Work& work, std::int64_t blocks, HostPool& host) 
   lent_ -= work.count;
   const std::span<const BlockId> slots = host.table(0, row_of(work));
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    slots_[slots[i].value].stored = static_cast<std::int64_t>(i) < blocks
-                                        ? HostSlots::Stored::Yes
-                                        : HostSlots::Stored::No;
+    slots_[slots[i].value].stored =
+        static_cast<std::int64_t>(i) < blocks ? HostSlots::Stored::Yes : HostSlots::Stored::No;
   }
   stats_.stored_blocks += static_cast<std::uint64_t>(blocks);
   free(work, host);

@@ -36,7 +36,7 @@ Status TieredPool<Pool, Tier>::attach(const PoolAttachment& attachment) noexcept
 
 template <class Pool, class Tier>
 PrefixMatch TieredPool<Pool, Tier>::match(const SequenceContentView& content,
-                                    std::int64_t limit) noexcept {
+                                          std::int64_t limit) noexcept {
   if constexpr (kHasTier) {
     link_.adopt(content, host_);
   }
@@ -97,8 +97,8 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
 }
 
 template <class Pool, class Tier>
-void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content, std::int64_t tokens,
-                               PlanId plan) noexcept {
+void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content,
+                                     std::int64_t tokens, PlanId plan) noexcept {
   pool_.publish(row, content, tokens, plan);
   const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
   const std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
@@ -120,7 +120,7 @@ void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content
 
 template <class Pool, class Tier>
 void TieredPool<Pool, Tier>::write_through(Row row, std::int64_t first, std::int64_t end,
-                                     PlanId plan) noexcept {
+                                           PlanId plan) noexcept {
   const std::span<const BlockId> from = pool_.table(0, row);
   const std::span<const BlockId> to = host_.table(0, row);
   for (std::int64_t i = first; i < end; ++i) {
@@ -137,8 +137,7 @@ bool TieredPool<Pool, Tier>::awaits_load(const SequenceContentView& content, std
   if (content.scope == nullptr) {
     return false;
   }
-  const std::int64_t end =
-      min_of(limit, min_of(content.known_length, content.cacheable_length));
+  const std::int64_t end = min_of(limit, min_of(content.known_length, content.cacheable_length));
   return link_.awaits(content, max_of<std::int64_t>(end, 0) / block_size_,
                       max_of(device_match_.num_blocks, host_match_.num_blocks), host_match_, host_,
                       wait);

@@ -57,13 +57,13 @@ struct RequestRecord {
   std::int64_t promised_pages = 0;
   std::int64_t retry_need =
       0;  ///< Blocks that were missing at the last look; 0 = look again at once.
-  std::uint64_t retry_plan = 0;     ///< Look again from this plan on whatever is free.
-  LoadWait load{};                  ///< What the pool knows of it while it waits.
-  bool is_loading = false;          ///< Waits for a load, outside the queue.
+  std::uint64_t retry_plan = 0;       ///< Look again from this plan on whatever is free.
+  LoadWait load{};                    ///< What the pool knows of it while it waits.
+  bool is_loading = false;            ///< Waits for a load, outside the queue.
   mutable std::int32_t num_keys = 0;  ///< Leading blocks whose keys are in the token store.
-  std::uint64_t waits_order = 0;    ///< Waits until the started prefill of this drain order, in
-  std::int32_t waits_row = -1;      ///< this row (-1 = waits for nobody),
-  std::int32_t waits_position = 0;  ///< has planned this position.
+  std::uint64_t waits_order = 0;      ///< Waits until the started prefill of this drain order, in
+  std::int32_t waits_row = -1;        ///< this row (-1 = waits for nobody),
+  std::int32_t waits_position = 0;    ///< has planned this position.
   // A request of n samples is n records: the first one's slot stands for the request.
   std::uint32_t root = 0;                   ///< Slot of the first sample.
   std::uint32_t next_sample = 0xFFFFFFFFU;  ///< Slot of the following sample.

@@ -101,9 +101,9 @@ class TokenStore {
   [[nodiscard]] std::int64_t total_pages() const noexcept { return total_pages_; }
 
  private:
-  Buffer<Token> tokens_;          // [pages, page_tokens]
+  Buffer<Token> tokens_;           // [pages, page_tokens]
   mutable Buffer<BlockKey> keys_;  // [pages, page_tokens / block_tokens]
-  Buffer<std::uint32_t> tables_;  // [slots, pages_per_slot]
+  Buffer<std::uint32_t> tables_;   // [slots, pages_per_slot]
   IndexStack free_;
   std::atomic<std::int64_t> unpromised_{0};
   std::size_t pages_per_slot_ = 0;
