@@ -66,6 +66,7 @@
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/plan_digest.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/model/sequence_content.hpp>

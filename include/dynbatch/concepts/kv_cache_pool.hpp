@@ -7,6 +7,7 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/detail/optional_loads.hpp>
 #include <dynbatch/concepts/ladder.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
@@ -54,17 +55,6 @@ struct PrefixMatch {
   PlanId newest_pending{};   ///< Newest plan that has still to write one of them; kNoPlan = none.
   std::uint64_t ticket = 0;  ///< State of the pool at the look-up.
   std::int64_t num_loaded = 0;  ///< Of num_tokens, how many acquire() has loaded from another tier.
-};
-
-/// Most prefixes that a pool has loaded from a store at once.
-inline constexpr std::int32_t kMaxLoads = 64;
-
-/// What a pool with a store behind it remembers of a waiting request; reset when it is queued.
-struct LoadWait {
-  std::int32_t load = -1;      ///< Which load it waits for, in [0, kMaxLoads); the pool's numbers.
-  std::int32_t num_waits = 0;  ///< How often it has waited.
-  std::int64_t best_blocks = -1;  ///< It asks again only if it finds more than that.
-  TimeNs until{};                 ///< It waits no longer than that.
 };
 
 /// Laws: docs/policies/kv_cache_pool.md. Positions and counts are tokens unless a name says blocks.
@@ -169,49 +159,6 @@ struct OptionalPool {
         { p.drain_swaps(out, plan) } noexcept -> std::same_as<std::size_t>;
         { p.lose_swaps(in) } noexcept -> std::same_as<void>;
       };
-  /// For pools with an asynchronous store: all of these or none.
-  static constexpr bool kHasLoads =
-      requires(P& p, const P& cp, const SequenceContentView& content, std::int64_t limit,
-               LoadWait& wait, const StepCost& cost) {
-        { p.awaits_load(content, limit, wait) } noexcept -> std::same_as<bool>;
-        { p.take_ended_loads() } noexcept -> std::same_as<std::uint64_t>;
-        { cp.next_load_end() } noexcept -> std::same_as<TimeNs>;
-        { p.learn_cost(cost) } noexcept -> std::same_as<void>;
-      };
-  static bool awaits_load(P& pool, const SequenceContentView& content, std::int64_t limit,
-                          LoadWait& wait) noexcept {
-    if constexpr (kHasLoads) {
-      return pool.awaits_load(content, limit, wait);
-    } else {
-      return false;
-    }
-  }
-  static std::uint64_t take_ended_loads(P& pool) noexcept {
-    if constexpr (kHasLoads) {
-      return pool.take_ended_loads();
-    } else {
-      return 0;
-    }
-  }
-  [[nodiscard]] static TimeNs next_load_end(const P& pool) noexcept {
-    if constexpr (kHasLoads) {
-      return pool.next_load_end();
-    } else {
-      return kNever;
-    }
-  }
-  static void learn_cost(P& pool, const StepCost& cost) noexcept {
-    if constexpr (kHasLoads) {
-      pool.learn_cost(cost);
-    }
-  }
-  [[nodiscard]] static bool tells_loads(const P& pool) noexcept {
-    if constexpr (requires { pool.tells_loads(); }) {
-      return pool.tells_loads();
-    } else {
-      return kHasLoads;
-    }
-  }
   static std::size_t drain_swaps(P& pool, std::span<BlockSwap> swaps, PlanId plan) noexcept {
     if constexpr (kHasSwaps) {
       return pool.drain_swaps(swaps, plan);
@@ -327,13 +274,13 @@ class AnyKVCachePool {
   }
   void lose_swaps(std::span<const BlockSwap> swaps) noexcept { table_->lose_swaps(self_, swaps); }
   /// Whether the model has an asynchronous store behind it; else the next four do nothing.
-  [[nodiscard]] bool tells_loads() const noexcept { return table_->tells_loads; }
+  [[nodiscard]] bool tells_loads() const noexcept { return table_->loads.has_loads; }
   bool awaits_load(const SequenceContentView& c, std::int64_t limit, LoadWait& wait) noexcept {
-    return table_->awaits_load(self_, c, limit, wait);
+    return table_->loads.awaits_load(self_, c, limit, wait);
   }
-  std::uint64_t take_ended_loads() noexcept { return table_->take_ended_loads(self_); }
-  [[nodiscard]] TimeNs next_load_end() const noexcept { return table_->next_load_end(self_); }
-  void learn_cost(const StepCost& cost) noexcept { table_->learn_cost(self_, cost); }
+  std::uint64_t take_ended_loads() noexcept { return table_->loads.take_ended_loads(self_); }
+  [[nodiscard]] TimeNs next_load_end() const noexcept { return table_->loads.next_load_end(self_); }
+  void learn_cost(const StepCost& cost) noexcept { table_->loads.learn_cost(self_, cost); }
 
  private:
   struct Table {
@@ -364,13 +311,9 @@ class AnyKVCachePool {
     bool (*must_leave)(const void*, Row) noexcept;
     std::size_t (*drain_swaps)(void*, std::span<BlockSwap>, PlanId) noexcept;
     void (*lose_swaps)(void*, std::span<const BlockSwap>) noexcept;
-    bool (*awaits_load)(void*, const SequenceContentView&, std::int64_t, LoadWait&) noexcept;
-    std::uint64_t (*take_ended_loads)(void*) noexcept;
-    TimeNs (*next_load_end)(const void*) noexcept;
-    void (*learn_cost)(void*, const StepCost&) noexcept;
+    detail::LoadTable loads;
     bool tells_row_ops;
     bool tells_swaps;
-    bool tells_loads;
   };
   template <class P>
   static constexpr Table kTable{
@@ -425,21 +368,9 @@ class AnyKVCachePool {
       [](void* p, std::span<const BlockSwap> swaps) noexcept {
         detail::OptionalPool<P>::lose_swaps(*static_cast<P*>(p), swaps);
       },
-      [](void* p, const SequenceContentView& c, std::int64_t limit, LoadWait& wait) noexcept {
-        return detail::OptionalPool<P>::awaits_load(*static_cast<P*>(p), c, limit, wait);
-      },
-      [](void* p) noexcept {
-        return detail::OptionalPool<P>::take_ended_loads(*static_cast<P*>(p));
-      },
-      [](const void* p) noexcept {
-        return detail::OptionalPool<P>::next_load_end(*static_cast<const P*>(p));
-      },
-      [](void* p, const StepCost& cost) noexcept {
-        detail::OptionalPool<P>::learn_cost(*static_cast<P*>(p), cost);
-      },
+      detail::kLoadTable<P>,
       detail::OptionalPool<P>::kHasRowOps,
-      detail::OptionalPool<P>::kHasSwaps,
-      detail::OptionalPool<P>::kHasLoads};
+      detail::OptionalPool<P>::kHasSwaps};
 
   void* self_;
   const Table* table_;

@@ -175,7 +175,7 @@ class MemoryStore {
     return permille > 0 && random_.between(0, 999) < permille;
   }
   [[nodiscard]] std::size_t bucket(std::uint64_t hash) const noexcept {
-    return static_cast<std::size_t>(hash) & (buckets_.size() - 1);
+    return hash & (buckets_.size() - 1);
   }
   [[nodiscard]] std::int32_t find_block(const BlockKey& key) const noexcept {
     if (buckets_.size() == 0) {
@@ -229,6 +229,7 @@ class MemoryStore {
 
 }  // namespace dynbatch::inline DYNBATCH_ABI
 
+#include <dynbatch/kv/detail/memory_store_blocks.hpp>
 #include <dynbatch/kv/detail/memory_store_operations.hpp>
 
 namespace dynbatch::inline DYNBATCH_ABI {

@@ -5,10 +5,10 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/time.hpp>
-#include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/concepts/kv_tier.hpp>
 #include <dynbatch/kv/block_keys.hpp>
 #include <dynbatch/kv/circuit_breaker.hpp>
+#include <dynbatch/model/load_wait.hpp>
 
 #include <cstdint>
 

@@ -16,6 +16,7 @@
 #include <dynbatch/kv/tier_config.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_cost.hpp>

@@ -11,6 +11,7 @@
 #include <map>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace dynbatch;
@@ -80,9 +81,8 @@ void play(const World& world, const std::vector<int>& order, const std::vector<i
   bench.advance();
   // In the order of their beginning: loads as they were asked for, then stores.
   std::vector<ScriptTier::Pending> begun = tier.pending;
-  std::ranges::stable_sort(begun, [](const auto& a, const auto& b) {
-    return a.verb == TierVerb::Fetch && b.verb == TierVerb::Store;
-  });
+  std::ranges::sort(
+      begun, {}, [](const auto& op) { return std::pair(op.verb == TierVerb::Store, op.ticket); });
   REQUIRE(begun.size() == order.size());
   for (const auto& op : begun) {
     bench.lent.insert(op.slots.begin(), op.slots.end());

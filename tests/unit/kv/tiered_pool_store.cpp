@@ -533,7 +533,6 @@ TEST_CASE("Host memory without room, and slots with moves under way, are no plac
   REQUIRE(bench.asks(a, again));
   bench.advance();
   CHECK(tier.num_begun(TierVerb::Fetch) == 1);
-  LoadWait other;
   bench.run_and_flush(text(5000));  // finds no host slot: all are lent
   CHECK(bench.pool().stats().host_blocks == 4);
   tier.finish(tier.pending[0].ticket, 99);

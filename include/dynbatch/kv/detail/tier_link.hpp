@@ -17,6 +17,7 @@
 #include <dynbatch/kv/detail/tier_estimate.hpp>
 #include <dynbatch/kv/tier_config.hpp>
 #include <dynbatch/model/block_key.hpp>
+#include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/model/step_cost.hpp>
 

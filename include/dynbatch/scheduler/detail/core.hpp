@@ -101,6 +101,7 @@ class SchedulerCore {
 
  private:
   using PoolOptions = OptionalPool<decltype(Policies::pool)>;
+  using PoolLoads = OptionalLoads<decltype(Policies::pool)>;
   using AdmissionOptions = OptionalAdmission<decltype(Policies::admission)>;
 
   /// What one step may still take.

@@ -141,7 +141,7 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
       cause = WaitCause::Dependency;
       return Admit::Blocked;
     }
-    if constexpr (PoolOptions::kHasLoads) {
+    if constexpr (PoolLoads::kHasLoads) {
       if (starts_loading(slot, known)) {
         cause = WaitCause::Loading;
         return Admit::Parked;

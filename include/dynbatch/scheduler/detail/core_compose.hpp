@@ -312,7 +312,7 @@ template <class P>
 void SchedulerCore<P>::explain_empty() noexcept {
   status_.state = PlanState::NothingRunnable;
   if (num_loading_ > 0) {
-    status_.not_before = PoolOptions::next_load_end(policies_.pool);
+    status_.not_before = PoolLoads::next_load_end(policies_.pool);
   }
   if (first_cause_ != WaitCause::None) {
     status_.cause = first_cause_;

@@ -106,8 +106,8 @@ Status SchedulerCore<P>::initialise() noexcept {
         rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"),
         candidates_.allocate(rows, "max_sequences"),
         parked_.allocate(AdmissionOptions::kHasMayAdmit ? kMaxQuotaGroups : 1, "quota_group"),
-        loading_.allocate(PoolOptions::tells_loads(pool) ? kMaxLoads : 0, "max_loads"),
-        PoolOptions::tells_loads(pool) ? desk_.allocate_keys(max_of(block_size_, 1)) : kOk,
+        loading_.allocate(PoolLoads::tells_loads(pool) ? kMaxLoads : 0, "max_loads"),
+        PoolLoads::tells_loads(pool) ? desk_.allocate_keys(max_of(block_size_, 1)) : kOk,
         decoding_.allocate(rows), prefilling_.allocate(rows)}) {
     if (!s) {
       return s;

@@ -15,7 +15,7 @@ namespace detail {
 template <class P>
 bool SchedulerCore<P>::starts_loading(std::uint32_t slot, std::int64_t known) noexcept {
   RequestRecord& record = desk_[slot];
-  if (!PoolOptions::awaits_load(policies_.pool, content(slot, known), known - 1, record.load)) {
+  if (!PoolLoads::awaits_load(policies_.pool, content(slot, known), known - 1, record.load)) {
     return false;
   }
   waiting_.erase(slot);
@@ -48,9 +48,9 @@ void SchedulerCore<P>::stop_loading(std::uint32_t slot) noexcept {
 /// Loads that have ended send their requests back into the queue.
 template <class P>
 void SchedulerCore<P>::wake_loaded() noexcept {
-  if constexpr (PoolOptions::kHasLoads) {
-    PoolOptions::learn_cost(policies_.pool, policies_.sizer.cost());
-    for (std::uint64_t ended = PoolOptions::take_ended_loads(policies_.pool); ended != 0;
+  if constexpr (PoolLoads::kHasLoads) {
+    PoolLoads::learn_cost(policies_.pool, policies_.sizer.cost());
+    for (std::uint64_t ended = PoolLoads::take_ended_loads(policies_.pool); ended != 0;
          ended &= ended - 1) {
       const auto load = static_cast<std::size_t>(std::countr_zero(ended));
       while (load < loading_.size() && loading_[load].first != kNoSlot) {

@@ -23,7 +23,7 @@ SequenceContentView SchedulerCore<P>::content(std::uint32_t slot,
   view.known_length = known;
   view.cacheable_length = record.cacheable;
   view.digest_unit = record.digest_unit;
-  if constexpr (PoolOptions::kHasLoads) {
+  if constexpr (PoolLoads::kHasLoads) {
     view.keys = desk_.tokens().keys();
     view.num_keys = &record.num_keys;
   }

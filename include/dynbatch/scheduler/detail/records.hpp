@@ -8,8 +8,8 @@
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/admission.hpp>
-#include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/model/event.hpp>
+#include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/config.hpp>
 
