@@ -2,7 +2,10 @@
 #include <dynbatch/concepts/kv_tier.hpp>
 
 #include <catch2/catch.hpp>
-#include <type_traits>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
 
 using namespace dynbatch;
 
@@ -20,6 +23,23 @@ struct CountingTier : NullTier {
   }
 };
 static_assert(KVTier<CountingTier>);
+
+// The minimum model of docs/kv_tier.md.
+struct ForgetfulTier : NullTier {
+  std::uint64_t ticket = 0;
+  bool begin(const TierOperation& op) noexcept {
+    return op.verb == TierVerb::Query && ticket == 0 ? (ticket = op.ticket, true) : false;
+  }
+  std::size_t poll(TimeNs, std::span<TierCompletion> out) noexcept {
+    if (ticket == 0) {
+      return 0;
+    }
+    out[0] = {std::exchange(ticket, 0), 0, TierResult::Done};
+    return 1;
+  }
+};
+static_assert(KVTier<ForgetfulTier>);
+
 static_assert(check_kv_tier<CountingTier>());
 static_assert(!KVTier<int>);
 
@@ -32,6 +52,17 @@ TEST_CASE("NullTier refuses everything") {
   TierCompletion one[1];
   CHECK(tier.poll({}, one) == 0);
   tier.cancel(1);
+}
+
+TEST_CASE("A tier that keeps nothing ends each query once") {
+  ForgetfulTier tier;
+  CHECK(tier.begin({.verb = TierVerb::Query, .ticket = 7}));
+  CHECK_FALSE(tier.begin({.verb = TierVerb::Store, .ticket = 8}));
+  TierCompletion one[1];
+  REQUIRE(tier.poll({}, one) == 1);
+  CHECK(one[0].ticket == 7);
+  CHECK(one[0].num_blocks == 0);
+  CHECK(tier.poll({}, one) == 0);
 }
 
 TEST_CASE("AnyKVTier passes every call on") {
