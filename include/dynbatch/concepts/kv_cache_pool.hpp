@@ -273,7 +273,7 @@ class AnyKVCachePool {
     return table_->drain_swaps(self_, swaps, plan);
   }
   void lose_swaps(std::span<const BlockSwap> swaps) noexcept { table_->lose_swaps(self_, swaps); }
-  /// Whether the model has an asynchronous store behind it; else the next four do nothing.
+  /// Whether the model has an asynchronous store behind it; else the next five do nothing.
   [[nodiscard]] bool tells_loads() const noexcept { return table_->loads.has_loads; }
   bool awaits_load(const SequenceContentView& c, std::int64_t limit, LoadWait& wait) noexcept {
     return table_->loads.awaits_load(self_, c, limit, wait);
@@ -281,6 +281,9 @@ class AnyKVCachePool {
   std::uint64_t take_ended_loads() noexcept { return table_->loads.take_ended_loads(self_); }
   [[nodiscard]] TimeNs next_load_end() const noexcept { return table_->loads.next_load_end(self_); }
   void learn_cost(const StepCost& cost) noexcept { table_->loads.learn_cost(self_, cost); }
+  void name_blocks(const SequenceContentView& c) const noexcept {
+    table_->loads.name_blocks(self_, c);
+  }
 
  private:
   struct Table {

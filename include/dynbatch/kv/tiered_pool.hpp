@@ -195,6 +195,16 @@ class TieredPool {
   {
     link_.learn_cost(cost);
   }
+  /// Computes the keys of a content's whole blocks as far as they are missing. Any thread that owns
+  /// the content; the scheduler does it in submit(). O(blocks without a key).
+  void name_blocks(const SequenceContentView& content) const noexcept
+    requires kHasTier
+  {
+    const std::int64_t end = min_of(content.known_length, content.cacheable_length);
+    if (content.scope != nullptr) {
+      link_.keys().extend(content, max_of<std::int64_t>(end, 0) / block_size_);
+    }
+  }
   [[nodiscard]] TierStats tier_stats() const noexcept
     requires kHasTier
   {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace dynbatch;
@@ -361,4 +362,42 @@ TEST_CASE("A pool with a tier needs an engine that swaps, in order") {
   caps.swap = true;
   caps.in_order = false;
   CHECK(field() == "capabilities.in_order");
+}
+
+TEST_CASE("Keys of a prompt are computed by who submits it") {
+  // A pool of which only the naming counts.
+  struct NamingPool : Pool {
+    using Pool::Pool;
+    void name_blocks(const SequenceContentView& content) const noexcept {
+      Pool::name_blocks(content);
+      ++*num_named;
+      *num_keys = *content.num_keys;
+    }
+    int* num_named = nullptr;
+    std::int32_t* num_keys = nullptr;
+  };
+  MemoryStore store({.num_blocks = 4});
+  TierConfig tier;
+  static std::byte slot[1];
+  tier.memory.bytes = [](void*, std::int32_t) noexcept { return std::span<std::byte>(slot); };
+  tier.memory.slot_bytes = 1;
+  Capabilities caps;
+  caps.swap = true;
+  NamingPool pool(
+      {.pool = {.num_blocks = 20, .block_size = 16}, .num_host_blocks = 8, .tier = tier},
+      AnyKVTier(store));
+  int num_named = 0;
+  std::int32_t num_keys = 0;
+  pool.num_named = &num_named;
+  pool.num_keys = &num_keys;
+  auto made = Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, NamingPool>::make(
+      SchedulerConfig{}, caps, TokenBudgetSizer{}, NoSplit{}, NullBalancer{}, std::move(pool),
+      FcfsAdmission{});
+  REQUIRE(made);
+  SmallRequest r(1, 100, 1);
+  REQUIRE(made.value().submit(r.view()));
+  CHECK(num_named == 1);
+  CHECK(num_keys == 6);
+  REQUIRE(made.value().plan(TimeNs{}) == nullptr);  // it waits for the store
+  CHECK(num_named == 1);
 }

@@ -24,7 +24,14 @@ struct OptionalLoads {
         { p.take_ended_loads() } noexcept -> std::same_as<std::uint64_t>;
         { cp.next_load_end() } noexcept -> std::same_as<TimeNs>;
         { p.learn_cost(cost) } noexcept -> std::same_as<void>;
+        { cp.name_blocks(content) } noexcept -> std::same_as<void>;
       };
+  /// Any thread.
+  static void name_blocks(const P& pool, const SequenceContentView& content) noexcept {
+    if constexpr (kHasLoads) {
+      pool.name_blocks(content);
+    }
+  }
   static bool awaits_load(P& pool, const SequenceContentView& content, std::int64_t limit,
                           LoadWait& wait) noexcept {
     if constexpr (kHasLoads) {
@@ -67,6 +74,7 @@ struct LoadTable {
   std::uint64_t (*take_ended_loads)(void*) noexcept;
   TimeNs (*next_load_end)(const void*) noexcept;
   void (*learn_cost)(void*, const StepCost&) noexcept;
+  void (*name_blocks)(const void*, const SequenceContentView&) noexcept;
   bool has_loads;
 };
 template <class P>
@@ -80,6 +88,9 @@ inline constexpr LoadTable kLoadTable{
     },
     [](void* p, const StepCost& cost) noexcept {
       OptionalLoads<P>::learn_cost(*static_cast<P*>(p), cost);
+    },
+    [](const void* p, const SequenceContentView& content) noexcept {
+      OptionalLoads<P>::name_blocks(*static_cast<const P*>(p), content);
     },
     OptionalLoads<P>::kHasLoads};
 

@@ -107,7 +107,14 @@ Status SchedulerCore<P>::initialise() noexcept {
         candidates_.allocate(rows, "max_sequences"),
         parked_.allocate(AdmissionOptions::kHasMayAdmit ? kMaxQuotaGroups : 1, "quota_group"),
         loading_.allocate(PoolLoads::tells_loads(pool) ? kMaxLoads : 0, "max_loads"),
-        PoolLoads::tells_loads(pool) ? desk_.allocate_keys(max_of(block_size_, 1)) : kOk,
+        PoolLoads::tells_loads(pool)
+            ? desk_.allocate_keys(
+                  max_of(block_size_, 1),
+                  [](const void* p, const SequenceContentView& content) noexcept {
+                    PoolLoads::name_blocks(*static_cast<const decltype(P::pool)*>(p), content);
+                  },
+                  &policies_.pool)
+            : kOk,
         decoding_.allocate(rows), prefilling_.allocate(rows)}) {
     if (!s) {
       return s;

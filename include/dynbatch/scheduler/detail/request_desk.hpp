@@ -8,6 +8,7 @@
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
+#include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/lock_free.hpp>
 #include <dynbatch/scheduler/detail/records.hpp>
@@ -57,9 +58,30 @@ class RequestDesk {
     return queued_tokens_.load(std::memory_order_relaxed);
   }
 
-  /// At make(): room for the keys of blocks of so many tokens.
-  Status allocate_keys(std::int64_t block_tokens) noexcept {
+  /// At make(): room for the keys of blocks of so many tokens, which `name` computes for each
+  /// prompt in submit(), by the thread that calls it.
+  using NameBlocks = void (*)(const void* pool, const SequenceContentView& content) noexcept;
+  Status allocate_keys(std::int64_t block_tokens, NameBlocks name, const void* pool) noexcept {
+    name_ = name;
+    pool_ = pool;
     return tokens_.allocate_keys(block_tokens);
+  }
+  /// The first `known` positions of a request's content.
+  [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept {
+    const RequestRecord& record = records_[slot];
+    SequenceContentView view;
+    view.scope = &record.scope;
+    view.storage = tokens_.storage();
+    view.pages = tokens_.table(slot);
+    view.page_tokens = tokens_.page_tokens();
+    view.token_base = record.token_base;
+    view.prompt_length = record.prompt_length;
+    view.known_length = known;
+    view.cacheable_length = record.cacheable;
+    view.digest_unit = record.digest_unit;
+    view.keys = tokens_.keys();
+    view.num_keys = &record.num_keys;
+    return view;
   }
 
   // Driving thread.
@@ -132,6 +154,8 @@ class RequestDesk {
   static constexpr std::uint8_t kCancelSeen = 2;
 
   IntakeLimits limits_{};
+  NameBlocks name_ = nullptr;
+  const void* pool_ = nullptr;
   Buffer<RequestRecord> records_;
   Buffer<std::uint8_t> marks_;  // driving thread only
   TokenStore tokens_;
@@ -250,6 +274,9 @@ inline void RequestDesk::fill_sample(std::uint32_t slot, std::uint32_t root, std
   record.next_sample = kNil;
   record.shared_pages = shared;
   record.promised_pages = promised;
+  // Keys lie in the pages: those of the last one are not shared.
+  record.num_keys = static_cast<std::int32_t>(
+      min_of<std::int64_t>(record.num_keys, shared * tokens_.page_tokens() / limits_.block_size));
   std::uint32_t* table = tokens_.table(slot);
   const std::uint32_t* source = tokens_.table(root);
   for (std::int64_t i = 0; i < shared; ++i) {
@@ -330,6 +357,9 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
     // Placeholder tokens don't tell one item from another: nothing from the first item on is
     // shared.
     record.cacheable = min_of(record.cacheable, span.first_position);
+  }
+  if (name_ != nullptr) {
+    name_(pool_, content(slot, prompt_length));
   }
 }
 
