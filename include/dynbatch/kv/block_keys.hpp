@@ -111,6 +111,19 @@ class KeyChain {
     return Blake2b::of(&message, sizeof(message));
   }
 
+  /// Whether the keys of the first `num_blocks` blocks are those of their tokens. For tests.
+  [[nodiscard]] bool agrees(const SequenceContentView& content,
+                            std::int64_t num_blocks) const noexcept {
+    BlockKey parent = root(content).digest;
+    for (std::int64_t b = 0; b < num_blocks && !content.has_digests(); ++b) {
+      parent = next(parent, content.tokens_at(b * block_size_));
+      if (!(parent == *place(content, b))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   /// Copies the keys of blocks [first, first + out.size()).
   void copy(const SequenceContentView& content, const KeyRoot& root, std::int64_t first,
             std::span<BlockKey> out) const noexcept {

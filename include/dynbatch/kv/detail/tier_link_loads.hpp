@@ -126,6 +126,8 @@ void TierLink<Tier>::note_writes(const SequenceContentView& content, std::span<c
     return;
   }
   const bool has_keys = chain_.extend(content, end);
+  DYNBATCH_ASSERT_EXPENSIVE(!has_keys || chain_.agrees(content, end),
+                            "content has changed and kept its keys");
   const KeyRoot root = chain_.root(content);
   for (std::int64_t i = first; i < end; ++i) {
     HostSlots::Slot& slot = slots_[table[static_cast<std::size_t>(i)].value];
