@@ -3,11 +3,14 @@
 // operation is timed (manual time).
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/kv/adaptive_lru.hpp>
+#include <dynbatch/kv/block_keys.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
 #include <dynbatch/kv/lfu.hpp>
+#include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/slru.hpp>
+#include <dynbatch/kv/tiered_pool.hpp>
 #include <dynbatch/kv/ttl.hpp>
 
 #include <algorithm>
@@ -15,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -430,6 +434,72 @@ BENCHMARK(turn_over<Part::Miss>)->Name("BM_Held/miss:32768")->Apply(held)->UseMa
 BENCHMARK(turn_over<Part::Evict>)->Name("BM_Held/evict:2048")->Apply(held)->UseManualTime();
 BENCHMARK(turn_over<Part::Insert>)->Name("BM_Held/insert:32768")->Apply(held)->UseManualTime();
 BENCHMARK(turn_over<Part::Release>)->Name("BM_Held/release:32768")->Apply(held)->UseManualTime();
+
+// Keys of a prompt for an external tier: once a request.
+void block_keys(benchmark::State& state) {
+  constexpr std::int64_t kTokens = 32768;
+  const Prompt prompt(kTokens, 1);
+  std::vector<BlockKey> keys(kTokens / kBlock);
+  KeyChain chain;
+  chain.start({.model = "org/model", .revision = "main", .format = "bf16"}, kBlock, 65536);
+  for (auto _ : state) {
+    std::int32_t num_keys = 0;
+    SequenceContentView view = prompt.view();
+    view.keys = keys.data();
+    view.num_keys = &num_keys;
+    benchmark::DoNotOptimize(chain.extend(view, kTokens / kBlock));
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * (kTokens / kBlock));
+}
+BENCHMARK(block_keys)->Name("BM_BlockKeys/tokens:32768");
+
+// A prompt that the pool has is admitted, moves and ends: with host memory alone, and with a store
+// behind it that has everything. What the store's own time is does not count: nothing is under way.
+template <class Tier>
+void tiered_pass(benchmark::State& state) {
+  constexpr std::int64_t kTokens = 32768;
+  const Prompt prompt(kTokens, 1);
+  std::vector<BlockKey> keys(kTokens / kBlock);
+  std::int32_t num_keys = 0;
+  SequenceContentView view = prompt.view();
+  view.keys = keys.data();
+  view.num_keys = &num_keys;
+  TierConfig tier;
+  static std::byte slot[1];
+  tier.memory.bytes = [](void*, std::int32_t) noexcept { return std::span<std::byte>(slot); };
+  tier.memory.slot_bytes = 1;
+  tier.max_operation_blocks = 4096;
+  tier.max_blocks_in_flight = 1 << 20;
+  Tier store = [] {
+    if constexpr (requires { typename Tier::Faults; }) {
+      return Tier({.num_blocks = 8192});
+    } else {
+      return Tier{};
+    }
+  }();
+  TieredPool<BlockPool<>, Tier> pool(
+      {.pool = {.num_blocks = 4096, .block_size = kBlock}, .num_host_blocks = 4096, .tier = tier},
+      std::move(store));
+  if (!pool.attach({.max_rows = 4, .max_context_tokens = kTokens})) {
+    std::abort();
+  }
+  std::vector<BlockSwap> swaps(20000);
+  std::uint64_t plan = 0;
+  for (auto _ : state) {
+    ++plan;
+    pool.unpin_expired(TimeNs{static_cast<std::int64_t>(plan) * 1'000'000});
+    const PrefixMatch match = pool.match(view, kTokens - 1);
+    bool ok = pool.acquire(Row{0}, match) && pool.extend(Row{0}, kTokens);
+    pool.publish(Row{0}, view, kTokens, PlanId{plan});
+    ok = ok && pool.drain_swaps(swaps, PlanId{plan}) <= swaps.size();
+    pool.settle(PlanId{plan});
+    pool.release(Row{0});
+    benchmark::DoNotOptimize(ok);
+  }
+}
+BENCHMARK(tiered_pass<NullTier>)->Name("BM_TieredPass/tokens:32768");
+BENCHMARK(tiered_pass<MemoryStore>)->Name("BM_TieredPass/tokens:32768/store");
 
 }  // namespace
 

@@ -83,6 +83,8 @@ std::string reason_of(std::uint8_t cause, const FlightPlan& plan) {
       return "paused: admission was paused";
     case WaitCause::Quota:
       return "quota: the admission policy's own limit, such as a tenant's";
+    case WaitCause::Loading:
+      return "loading: an external store was asked for its prefix";
     default:
       return to_string(static_cast<WaitCause>(cause));
   }
@@ -510,7 +512,8 @@ class Summary {
     for (const FlightWait& wait : record.waits) {
       reasons_.add(reason_of(wait.cause, plan));
       const bool is_parked = wait.cause == static_cast<std::uint8_t>(WaitCause::Quota);
-      in_queue -= wait.is_running == 0 && !is_parked ? 1 : 0;
+      const bool is_loading = wait.cause == static_cast<std::uint8_t>(WaitCause::Loading);
+      in_queue -= wait.is_running == 0 && !is_parked && !is_loading ? 1 : 0;
       parked -= is_parked ? 1 : 0;
     }
     if (was_composed(plan) && parked > 0) {

@@ -16,6 +16,7 @@
 #include <dynbatch/batch/unbounded_sizer.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/sequence_pool.hpp>
@@ -46,7 +47,8 @@ struct LawMix {
   int splitter = 0;  // 0 none, 1 equal tokens
   int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by
                      // sequence, 4 paged with pins,
-                     // 5 paged with host memory behind
+                     // 5 paged with host memory behind, 6 and with a store behind that, which is
+                     // slow, fails, lies, and ends things in any order or not at all
   int compose = 0;   // FcfsAdmission::Compose
   int reserve = 0;   // FcfsAdmission::Reserve
   int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
@@ -57,15 +59,15 @@ struct LawMix {
                      // 5 fair share with limits, 6 prefix affinity
   int partial = 0;   // 0 whole blocks, 1 the front of a block is copied
   static constexpr int kAxes = 11;
-  static constexpr int kSizes[kAxes] = {4, 2, 6, 4, 4, 4, 3, 4, 2, 7, 2};
+  static constexpr int kSizes[kAxes] = {4, 2, 7, 4, 4, 4, 3, 4, 2, 7, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
            std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " +
-           std::to_string(pressure) + " order " + std::to_string(order) +
-           " partial " + std::to_string(partial);
+           std::to_string(pressure) + " order " + std::to_string(order) + " partial " +
+           std::to_string(partial);
   }
 };
 
@@ -153,6 +155,8 @@ class LawRun {
   [[nodiscard]] std::int64_t num_loads() const { return executor_.swaps_in; }
   /// Fronts of blocks that a request's prefix was copied from.
   [[nodiscard]] std::int64_t num_copies() const { return executor_.prefix_copies; }
+  /// What came of the store behind host memory.
+  [[nodiscard]] TierStats tier_stats() const { return stored_->tier_stats(); }
   /// Beam searches that came to their end.
   [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
@@ -167,8 +171,8 @@ class LawRun {
     Capabilities caps;
     caps.max_tokens = 160;
     caps.max_sequences = mix_.pressure == 0 ? 8 : 12;
-    caps.in_order = mix_.host != 3 || mix_.pool == 3 || mix_.pool == 5;
-    caps.swap = mix_.pool == 5;
+    caps.in_order = mix_.host != 3 || mix_.pool == 3 || mix_.pool >= 5;
+    caps.swap = mix_.pool >= 5;
     caps.future_tokens = mix_.host >= 2;
     caps.partial_copy = mix_.partial == 1;
     if (mix_.pool == 3) {
@@ -198,6 +202,7 @@ class LawRun {
     tiered_.emplace(TieredPool<>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
                                          .num_host_blocks = 60,
                                          .min_load_blocks = 1});
+    build_stored(blocks);
     FcfsAdmission::Config admission;
     admission.compose = static_cast<FcfsAdmission::Compose>(mix_.compose);
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
@@ -224,7 +229,8 @@ class LawRun {
                                          AnyMicroBatchSplitter(*equal_)};
     AnyKVCachePool pools[] = {AnyKVCachePool(*pool_),     AnyKVCachePool(*pool_),
                               AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_),
-                              AnyKVCachePool(*pinning_),  AnyKVCachePool(*tiered_)};
+                              AnyKVCachePool(*pinning_),  AnyKVCachePool(*tiered_),
+                              AnyKVCachePool(*stored_)};
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),
@@ -261,12 +267,51 @@ class LawRun {
     }
   }
 
+  void build_stored(std::int64_t blocks) {
+    MemoryStore::Faults faults;
+    faults.latency = microseconds(300);
+    faults.block_time = microseconds(20);
+    faults.jitter = milliseconds(4);
+    faults.query_fails = 40;
+    faults.fetch_fails = 80;
+    faults.store_fails = 80;
+    faults.partial = 600;
+    faults.never = 15;
+    faults.corrupts = 40;
+    faults.confuses = 40;
+    faults.shuffles = true;
+    faults.scribbles = true;
+    store_.emplace(MemoryStore::Config{.num_blocks = 400, .seed = 11, .faults = faults});
+    TieredPool<BlockPool<>, AnyKVTier>::Config config;
+    config.pool = {.num_blocks = blocks, .block_size = 4};
+    config.num_host_blocks = 30;
+    config.min_load_blocks = 1;
+    config.tier.memory = executor_.slot_memory(config.num_host_blocks, 4);
+    config.tier.load_deadline = milliseconds(20);
+    config.tier.store_deadline = milliseconds(40);
+    config.tier.max_loads = 3;
+    config.tier.max_stores = 3;
+    config.tier.max_operation_blocks = 12;
+    config.tier.max_blocks_in_flight = 24;
+    config.tier.min_gain_blocks = 1;
+    config.tier.token_ns = 1'000'000;
+    config.tier.breaker = {
+        .max_failures = 4, .first_pause = milliseconds(5), .longest_pause = milliseconds(40)};
+    stored_.emplace(config, AnyKVTier(*store_));
+  }
+
   void drain_log() {
     std::byte bytes[4096];
     for (std::size_t n = 1; n > 0;) {
       n = scheduler_->drain_log(bytes);
       log_.insert(log_.end(), bytes, bytes + n);
     }
+  }
+
+  /// The next plan; the scheduler's clock doesn't follow the host's when that one steps back.
+  const StepPlan* next_plan() {
+    latest_ = std::max(latest_, now_);
+    return scheduler_->plan(now_);
   }
 
   void fail(const std::string& text) {
@@ -438,7 +483,7 @@ class LawRun {
   }
 
   void step() {
-    const StepPlan* plan = scheduler_->plan(now_);
+    const StepPlan* plan = next_plan();
     if (plan != nullptr) {
       ++plans_;
       digest_ = plan_digest(*plan, digest_);
@@ -588,7 +633,10 @@ class LawRun {
     if (status.state == PlanState::Planned) {
       fail("no plan, yet the status says planned");
     }
-    if (in_flight_.empty() && !paused_ && stats.live > 0 && status.state != PlanState::NotBefore) {
+    const bool is_loading = status.cause == WaitCause::Loading && status.not_before > latest_ &&
+                            status.not_before <= latest_ + milliseconds(20);
+    if (in_flight_.empty() && !paused_ && stats.live > 0 && status.state != PlanState::NotBefore &&
+        !is_loading) {
       const PoolStats pool = scheduler_->pool_stats();
       fail(std::string("nothing in flight, live requests and no plan: ") + to_string(status.cause) +
            ", running " + std::to_string(stats.running) + ", waiting " +
@@ -602,6 +650,7 @@ class LawRun {
   }
 
   void check(bool is_final) {
+    latest_ = std::max(latest_, now_);
     const Status s = scheduler_->check();
     if (!s) {
       char text[200];
@@ -751,7 +800,7 @@ class LawRun {
     }
     events_.drain(*scheduler_);
     now_.ns += 1'000'000'000;  // pins are over
-    if (scheduler_->plan(now_) != nullptr || scheduler_->status().state != PlanState::Closed) {
+    if (next_plan() != nullptr || scheduler_->status().state != PlanState::Closed) {
       fail("a closed and empty scheduler must say closed");
     }
   }
@@ -775,6 +824,8 @@ class LawRun {
   std::optional<SequencePool> sequence_pool_;
   std::optional<Pinning<BlockPool<>>> pinning_;
   std::optional<TieredPool<>> tiered_;
+  std::optional<MemoryStore> store_;
+  std::optional<TieredPool<BlockPool<>, AnyKVTier>> stored_;
   std::optional<FcfsAdmission> fcfs_;
   std::optional<PriorityAging> priority_;
   std::optional<EarliestDeadline> deadline_;
@@ -791,6 +842,7 @@ class LawRun {
   std::set<std::uint64_t> open_;  // tags whose outcome was checked
   std::vector<std::string> errors_;
   SchedulerStats final_stats_{};
+  TimeNs latest_{};
   TimeNs now_{1'000'000'000};
   std::uint64_t next_tag_ = 100;
   std::uint64_t submitted_ = 0;

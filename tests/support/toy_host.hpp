@@ -7,6 +7,7 @@
 /// token.
 #include <dynbatch/base/hash.hpp>
 #include <dynbatch/base/random.hpp>
+#include <dynbatch/concepts/kv_tier.hpp>
 #include <dynbatch/model/capabilities.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
@@ -18,6 +19,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -174,6 +176,22 @@ class ToyExecutor {
   bool tolerates_garbage = false;
   std::vector<std::string> errors;
   std::int64_t kv_reads = 0;
+  /// Where a store reaches the host slots; what moves there is KV as everywhere. Slots of blocks of
+  /// `block_size` tokens.
+  SlotMemory slot_memory(std::int64_t num_slots, std::int32_t block_size) {
+    for (std::int64_t i = 0; i < num_slots; ++i) {
+      host_kv_[static_cast<std::int32_t>(i)].resize(static_cast<std::size_t>(block_size),
+                                                    kGarbageKv);
+    }
+    SlotMemory memory;
+    memory.context = this;
+    memory.bytes = [](void* host, std::int32_t slot) noexcept {
+      auto& words = static_cast<ToyExecutor*>(host)->host_kv_.at(slot);
+      return std::as_writable_bytes(std::span<std::uint64_t>(words));
+    };
+    memory.slot_bytes = block_size * static_cast<std::int64_t>(sizeof(std::uint64_t));
+    return memory;
+  }
   std::int64_t swaps_out = 0;
   std::int64_t swaps_in = 0;
   std::int64_t prefix_copies = 0;  ///< For rows that begin with them.

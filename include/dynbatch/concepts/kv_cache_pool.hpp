@@ -7,11 +7,13 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/detail/optional_loads.hpp>
 #include <dynbatch/concepts/ladder.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_cost.hpp>
 #include <dynbatch/model/step_plan.hpp>
 
 #include <concepts>
@@ -297,6 +299,17 @@ class AnyKVCachePool {
   void lose_swaps(std::span<const BlockSwap> swaps) noexcept { table_->lose_swaps(self_, swaps); }
   /// Does nothing if the model's matches never end inside a block.
   void finish_copy(Row row) noexcept { table_->finish_copy(self_, row); }
+  /// Whether the model has an asynchronous store behind it; else the next five do nothing.
+  [[nodiscard]] bool tells_loads() const noexcept { return table_->loads.has_loads; }
+  bool awaits_load(const SequenceContentView& c, std::int64_t limit, LoadWait& wait) noexcept {
+    return table_->loads.awaits_load(self_, c, limit, wait);
+  }
+  std::uint64_t take_ended_loads() noexcept { return table_->loads.take_ended_loads(self_); }
+  [[nodiscard]] TimeNs next_load_end() const noexcept { return table_->loads.next_load_end(self_); }
+  void learn_cost(const StepCost& cost) noexcept { table_->loads.learn_cost(self_, cost); }
+  void name_blocks(const SequenceContentView& c) const noexcept {
+    table_->loads.name_blocks(self_, c);
+  }
 
  private:
   struct Table {
@@ -328,6 +341,7 @@ class AnyKVCachePool {
     std::size_t (*drain_swaps)(void*, std::span<BlockSwap>, PlanId) noexcept;
     void (*lose_swaps)(void*, std::span<const BlockSwap>) noexcept;
     void (*finish_copy)(void*, Row) noexcept;
+    detail::LoadTable loads;
     bool tells_row_ops;
     bool tells_swaps;
   };
@@ -385,6 +399,7 @@ class AnyKVCachePool {
         detail::OptionalPool<P>::lose_swaps(*static_cast<P*>(p), swaps);
       },
       [](void* p, Row r) noexcept { detail::OptionalPool<P>::finish_copy(*static_cast<P*>(p), r); },
+      detail::kLoadTable<P>,
       detail::OptionalPool<P>::kHasRowOps,
       detail::OptionalPool<P>::kHasSwaps};
 

@@ -189,6 +189,11 @@ class BlockPool {
     }
   }
 
+  /// An empty row takes references of blocks whose content is certain, in any order, so that they
+  /// stay while somebody outside reads them; release() gives them back. False, and nothing changes,
+  /// if one of them holds nothing that is found, or is still to be written. O(blocks).
+  bool hold(Row row, std::span<const BlockId> blocks) noexcept;
+
   /// The blocks of the latest match().
   [[nodiscard]] std::span<const BlockId> matched() const noexcept {
     return {matched_.data(), static_cast<std::size_t>(num_matched_)};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// TieredPool: a device pool whose cached prefixes also lie in host memory.
+/// TieredPool: a device pool whose cached prefixes also lie in host memory, and in a store behind
+/// it.
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
@@ -9,16 +10,24 @@
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/kv_cache_pool.hpp>
+#include <dynbatch/concepts/kv_tier.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/detail/tier_link.hpp>
+#include <dynbatch/kv/tier_config.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
+#include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_cost.hpp>
 #include <dynbatch/model/step_plan.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
+#include <utility>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -32,10 +41,18 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// blocks it was to write are forgotten, the sequences it was to load start over. Host memory full
 /// of referenced blocks just ends the writing of a sequence.
 ///
-/// Cost: as two pools, and O(moves). One thread; no allocation after attach() except in check().
-template <class Pool = BlockPool<>>
+/// With a `Tier`, blocks that have reached host memory are also stored outside, and a waiting
+/// request whose prefix the tier has longer is loaded into host memory first, outside the plan: the
+/// pool says by awaits_load() who should wait, never longer than Config::tier's load_deadline.
+/// Whatever the tier does, steps and other requests go on. Contract of a tier: docs/kv_tier.md.
+///
+/// Cost: as two pools, and O(moves); with a tier also one hash a full block, and O(operations in
+/// flight) a plan. One thread; no allocation after attach() except in check().
+template <class Pool = BlockPool<>, class Tier = NullTier>
 class TieredPool {
   static_assert(check_kv_cache_pool<Pool>());
+  static_assert(check_kv_tier<Tier>());
+  static constexpr bool kHasTier = !std::same_as<Tier, NullTier>;
 
  public:
   struct Config {
@@ -43,6 +60,7 @@ class TieredPool {
     std::int64_t num_host_blocks = 0;  ///< Blocks of host memory, in [1, 2^31 - 2].
     std::int32_t min_load_blocks = 4;  ///< Load only if host memory has so many blocks more than
                                        ///< the device; fewer are computed; >= 1.
+    TierConfig tier{};                 ///< Read only if there is an external tier.
 
     [[nodiscard]] constexpr Status validate() const noexcept {
       if (num_host_blocks < 1 || num_host_blocks > 2147483646) {
@@ -52,18 +70,27 @@ class TieredPool {
       if (min_load_blocks < 1) {
         return {Errc::InvalidConfig, "min_load_blocks", min_load_blocks, 1, "must be at least 1"};
       }
+      if (const Status s = kHasTier ? tier.validate() : kOk; !s) {
+        return s;
+      }
       return pool.validate();
     }
   };
 
-  TieredPool() noexcept : TieredPool(Config{}) {}
+  TieredPool() noexcept
+    requires std::default_initializable<Tier>
+      : TieredPool(Config{}) {}
   explicit TieredPool(const Config& config) noexcept
+    requires std::default_initializable<Tier>
+      : TieredPool(config, Tier{}) {}
+  TieredPool(const Config& config, Tier tier) noexcept
       : config_(config),
         pool_(config.pool),
         host_(BlockPool<>::Config{
             .num_blocks = config.num_host_blocks,
             .block_size = pool_.groups().empty() ? 1 : pool_.groups()[0].block_size,
-            .partial_reuse = false}) {}
+            .partial_reuse = false}),
+        link_(std::move(tier)) {}
 
   /// Refuses a pool without blocks or without prefix sharing.
   [[nodiscard]] Status attach(const PoolAttachment& attachment) noexcept;
@@ -89,6 +116,9 @@ class TieredPool {
   void settle(PlanId plan) noexcept {
     pool_.settle(plan);
     host_.settle(plan);
+    if constexpr (kHasTier) {
+      link_.settle(plan);
+    }
   }
   std::int64_t withdraw(Row row, std::int64_t tokens) noexcept {
     // Who read what was never written has written that through as well, as its own.
@@ -104,13 +134,28 @@ class TieredPool {
                            TimeNs until) noexcept {
     return pool_.pin(content, tokens, until);
   }
-  void unpin_expired(TimeNs now) noexcept { pool_.unpin_expired(now); }
+  /// Also the clock of the external tier: what has ended there is taken in.
+  void unpin_expired(TimeNs now) noexcept {
+    pool_.unpin_expired(now);
+    if constexpr (kHasTier) {
+      link_.advance(now, host_);
+    }
+  }
   [[nodiscard]] Status resize(std::int64_t num_blocks) noexcept { return pool_.resize(num_blocks); }
+  /// False too, and the device keeps what it has, while a tier holds slots of host memory.
   bool clear() noexcept {
+    if constexpr (kHasTier) {
+      if (pool_.stats().referenced_blocks != 0 || !link_.abort(host_)) {
+        return false;
+      }
+    }
     if (!pool_.clear()) {
       return false;
     }
-    moves_.clear();
+    clear_moves();
+    if constexpr (kHasTier) {
+      link_.forget_all();
+    }
     return host_.clear();
   }
   std::size_t drain_events(std::span<KvEvent> events) noexcept {
@@ -130,6 +175,54 @@ class TieredPool {
   /// These moves of an abandoned plan were perhaps not made: what they were to write is forgotten.
   void lose_swaps(std::span<const BlockSwap> swaps) noexcept;
 
+  /// Right after match() of a content that waits: whether its request should wait for the external
+  /// tier. `wait` belongs to the request; take_ended_loads() says when to ask again.
+  bool awaits_load(const SequenceContentView& content, std::int64_t limit, LoadWait& wait) noexcept
+    requires kHasTier;
+  /// Loads that have come to an end since the last call, a bit each.
+  [[nodiscard]] std::uint64_t take_ended_loads() noexcept
+    requires kHasTier
+  {
+    return link_.take_ended();
+  }
+  /// By when the next load will have ended, one way or the other; kNever if there is none.
+  [[nodiscard]] TimeNs next_load_end() const noexcept
+    requires kHasTier
+  {
+    return link_.next_end();
+  }
+  /// What it costs to compute instead.
+  void learn_cost(const StepCost& cost) noexcept
+    requires kHasTier
+  {
+    link_.learn_cost(cost);
+  }
+  /// Computes the keys of a content's whole blocks as far as they are missing. Any thread that owns
+  /// the content; the scheduler does it in submit(). O(blocks without a key).
+  void name_blocks(const SequenceContentView& content) const noexcept
+    requires kHasTier
+  {
+    const std::int64_t end = min_of(content.known_length, content.cacheable_length);
+    if (content.scope != nullptr) {
+      link_.keys().extend(content, max_of<std::int64_t>(end, 0) / block_size_);
+    }
+  }
+  [[nodiscard]] TierStats tier_stats() const noexcept
+    requires kHasTier
+  {
+    return link_.stats();
+  }
+  [[nodiscard]] CircuitBreaker::State tier_state() const noexcept
+    requires kHasTier
+  {
+    return link_.breaker().state();
+  }
+  [[nodiscard]] Tier& tier() noexcept
+    requires kHasTier
+  {
+    return link_.tier();
+  }
+
   [[nodiscard]] const Config& config() const noexcept { return config_; }
 
  private:
@@ -140,6 +233,23 @@ class TieredPool {
     PlanId writer{};         ///< Plan that computes the block; its move comes with a later one.
   };
 
+  void push_move(const Move& move) noexcept {
+    moves_.push_back(move);
+    if constexpr (kHasTier) {
+      link_.note_move(move.swap);
+    }
+  }
+  void drop_move(const Move& move) noexcept {
+    if constexpr (kHasTier) {
+      link_.drop_move(move.swap);
+    }
+  }
+  void clear_moves() noexcept {
+    for (const Move& move : moves_) {
+      drop_move(move);
+    }
+    moves_.clear();
+  }
   void write_through(Row row, std::int64_t first, std::int64_t end, PlanId plan) noexcept;
   void cancel(Row row, std::int64_t first, bool with_writes) noexcept;
 
@@ -147,6 +257,10 @@ class TieredPool {
   Pool pool_;
   BlockPool<> host_;         // rows as in pool_: a row's table there are its leading blocks in host
   FixedVector<Move> moves_;  // not told yet, oldest first
+  struct NoLink {
+    explicit NoLink(Tier tier) noexcept { static_cast<void>(tier); }
+  };
+  [[no_unique_address]] std::conditional_t<kHasTier, detail::TierLink<Tier>, NoLink> link_;
   PrefixMatch device_match_{};
   PrefixMatch host_match_{};
   std::int64_t block_size_ = 1;

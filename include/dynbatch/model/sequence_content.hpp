@@ -4,6 +4,7 @@
 /// A sequence's content as the pool sees it: scope, tokens or digests, in fixed-size pages.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/model/block_key.hpp>
 #include <dynbatch/model/request.hpp>
 
 #include <cstddef>
@@ -32,6 +33,10 @@ struct SequenceContentView {
   /// Equal numbers but 0: it is the same content, of which more or less may be known. A number is
   /// never used for another content. 0 = nobody says.
   std::uint64_t version = 0;
+  /// Room for the keys of its blocks, by storage page as the tokens are, where a pool asks for it;
+  /// the pool fills it in as it needs them. Not used for digest prompts.
+  BlockKey* keys = nullptr;
+  std::int32_t* num_keys = nullptr;  ///< Leading blocks whose keys are there.
 
   /// No item covers `position` or one behind it.
   [[nodiscard]] bool is_behind_media(std::int64_t position) const noexcept {

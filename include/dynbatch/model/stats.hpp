@@ -40,7 +40,8 @@ enum class WaitCause : std::uint8_t {
   InFlight,     ///< It stands in a plan that is not settled.
   Composition,  ///< The admission policy runs something else first.
   Paused,
-  Quota,  ///< The admission policy's own limit, such as a tenant's, is reached.
+  Quota,    ///< The admission policy's own limit, such as a tenant's, is reached.
+  Loading,  ///< An external store was asked for its prefix, not for longer than its deadline.
 };
 
 [[nodiscard]] constexpr const char* to_string(WaitCause cause) noexcept {
@@ -65,6 +66,8 @@ enum class WaitCause : std::uint8_t {
       return "paused";
     case WaitCause::Quota:
       return "quota";
+    case WaitCause::Loading:
+      return "loading";
   }
   return "unknown";
 }
@@ -111,6 +114,8 @@ struct PlanStatus {
   PlanState state = PlanState::Idle;
   WaitCause cause = WaitCause::None;
   RequestId request{};
+  /// NotBefore: the time to plan again. NothingRunnable, while a request waits for a store: plan
+  /// again by then, and sooner to see sooner that the store has answered.
   TimeNs not_before{};
 };
 

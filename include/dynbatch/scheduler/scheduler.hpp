@@ -29,6 +29,7 @@
 #include <dynbatch/scheduler/detail/core_evict.hpp>
 #include <dynbatch/scheduler/detail/core_flight.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
+#include <dynbatch/scheduler/detail/core_loads.hpp>
 #include <dynbatch/scheduler/detail/core_queue.hpp>
 #include <dynbatch/scheduler/detail/core_report.hpp>
 #include <dynbatch/scheduler/detail/core_result.hpp>

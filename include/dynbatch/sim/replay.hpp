@@ -159,7 +159,7 @@ class UnitReplay {
     if (next_ < trace_.requests.size()) {
       until = {trace_.requests[next_].arrival_ns};
     }
-    if (status.state == PlanState::NotBefore) {
+    if (status.state == PlanState::NotBefore || status.cause == WaitCause::Loading) {
       until = min_of(until, status.not_before);
     }
     if (until == kNever || until <= executor_.now()) {

@@ -5,6 +5,7 @@
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
 #include <dynbatch/kv/lfu.hpp>
+#include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
@@ -164,6 +165,20 @@ TEST_CASE("A pool with host memory behind obeys the laws") {
   TieredPool<> pool({.pool = {.num_blocks = num_blocks, .block_size = 4},
                      .num_host_blocks = host_blocks,
                      .min_load_blocks = 1000});  // the laws know one tier
+  obeys(pool);
+}
+
+TEST_CASE("A pool with host memory and a store behind it obeys the laws") {
+  const std::int64_t num_blocks = GENERATE(8, 20, 60);
+  TierConfig tier;
+  static std::byte slots[40];
+  tier.memory.bytes = [](void*, std::int32_t slot) noexcept { return std::span(slots + slot, 1); };
+  tier.memory.slot_bytes = 1;
+  TieredPool<BlockPool<>, MemoryStore> pool({.pool = {.num_blocks = num_blocks, .block_size = 4},
+                                             .num_host_blocks = 40,
+                                             .min_load_blocks = 1000,
+                                             .tier = tier},
+                                            MemoryStore({.num_blocks = 100}));
   obeys(pool);
 }
 

@@ -48,11 +48,21 @@ class Content {
     v.cacheable_length = length_;
     v.digest_unit = unit_;
     v.media = media_;
+    if (!keys_.empty()) {
+      v.keys = keys_.data();
+      v.num_keys = &num_keys_;
+    }
     return v;
   }
 
   /// By position, disjoint.
   void set_media(std::vector<dynbatch::MediaSpan> media) { media_ = std::move(media); }
+  /// Gives it room for the keys of its blocks.
+  Content& with_keys(std::int32_t block_size) {
+    keys_.resize(pages_.size() * static_cast<std::size_t>(page_tokens_ / block_size));
+    return *this;
+  }
+  [[nodiscard]] std::int32_t num_keys() const { return num_keys_; }
 
   [[nodiscard]] std::int64_t length() const { return length_; }
   [[nodiscard]] const std::vector<dynbatch::Token>& tokens() const { return tokens_; }
@@ -79,6 +89,8 @@ class Content {
   std::int32_t page_tokens_ = 0;
   std::int64_t length_ = 0;
   std::int32_t unit_ = 0;
+  mutable std::vector<dynbatch::BlockKey> keys_;
+  mutable std::int32_t num_keys_ = 0;
 };
 
 /// Tokens first, first + 1, ...

@@ -64,7 +64,7 @@ TEST_CASE("blocks that hold nothing needed are available", "[model]") {
 }
 
 TEST_CASE("every cause of waiting has a name", "[model]") {
-  for (int cause = 0; cause <= static_cast<int>(WaitCause::Paused); ++cause) {
+  for (int cause = 0; cause <= static_cast<int>(WaitCause::Loading); ++cause) {
     CHECK(std::string(to_string(static_cast<WaitCause>(cause))) != "unknown");
   }
 }

@@ -49,6 +49,28 @@ bool BlockPool<Eviction, Hash>::acquire(Row row, const PrefixMatch& match) noexc
 }
 
 template <class Eviction, class Hash>
+bool BlockPool<Eviction, Hash>::hold(Row row, std::span<const BlockId> blocks) noexcept {
+  if (!is_row(row) || state_of(row).length != 0 ||
+      static_cast<std::int64_t>(blocks.size()) > max_blocks_per_row_) {
+    return false;
+  }
+  for (const BlockId block : blocks) {
+    if (!store_.is_known(block) || !is_indexed(block) || is_pending(block)) {
+      return false;
+    }
+  }
+  if (!blocks.empty()) {
+    std::memcpy(static_cast<void*>(table_of(row)), blocks.data(), blocks.size_bytes());
+    store_.add_references(blocks);
+  }
+  state_of(row) = RowState{};
+  state_of(row).length = static_cast<std::int32_t>(blocks.size());
+  state_of(row).tail = kNoNode;
+  ++state_;
+  return true;
+}
+
+template <class Eviction, class Hash>
 void BlockPool<Eviction, Hash>::publish(Row row, const SequenceContentView& content,
                                         std::int64_t tokens, PlanId plan) noexcept {
   if (!is_row(row) || !config_.prefix_caching) {

@@ -6,8 +6,8 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-template <class Pool>
-Status TieredPool<Pool>::attach(const PoolAttachment& attachment) noexcept {
+template <class Pool, class Tier>
+Status TieredPool<Pool, Tier>::attach(const PoolAttachment& attachment) noexcept {
   if (const Status s = config_.validate(); !s) {
     return s;
   }
@@ -20,16 +20,26 @@ Status TieredPool<Pool>::attach(const PoolAttachment& attachment) noexcept {
   }
   block_size_ = pool_.groups()[0].block_size;
   Status s = pool_.attach(attachment);
-  s = s ? host_.attach(attachment) : s;
+  PoolAttachment host = attachment;
+  host.max_rows += kHasTier ? config_.tier.max_loads + config_.tier.max_stores : 0;
+  s = s ? host_.attach(host) : s;
   const auto moves = static_cast<std::size_t>(max_swaps(attachment, block_size_));
   s = s ? moves_.allocate(moves, "max_context_tokens") : s;
+  if constexpr (kHasTier) {
+    s = s ? link_.attach(config_.tier, attachment, config_.num_host_blocks,
+                         static_cast<std::int32_t>(block_size_), moves)
+          : s;
+  }
   num_loaded_ = 0;
   return s;
 }
 
-template <class Pool>
-PrefixMatch TieredPool<Pool>::match(const SequenceContentView& content,
-                                    std::int64_t limit) noexcept {
+template <class Pool, class Tier>
+PrefixMatch TieredPool<Pool, Tier>::match(const SequenceContentView& content,
+                                          std::int64_t limit) noexcept {
+  if constexpr (kHasTier) {
+    link_.adopt(content, host_);
+  }
   device_match_ = pool_.match(content, limit);
   host_match_ = host_.match(content, limit);
   PrefixMatch result = device_match_;
@@ -46,8 +56,8 @@ PrefixMatch TieredPool<Pool>::match(const SequenceContentView& content,
   return result;
 }
 
-template <class Pool>
-bool TieredPool<Pool>::acquire(Row row, const PrefixMatch& match) noexcept {
+template <class Pool, class Tier>
+bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept {
   PrefixMatch device = match;
   device.num_blocks = min_of(match.num_blocks, device_match_.num_blocks);
   device.num_tokens = device.num_blocks * block_size_;
@@ -66,6 +76,9 @@ bool TieredPool<Pool>::acquire(Row row, const PrefixMatch& match) noexcept {
     host.num_blocks = 0;  // another sequence writes them still; if it fails they are void
   }
   const bool has_host = host_.acquire(row, host);
+  if constexpr (kHasTier) {
+    link_.touch(host_.table(0, row));
+  }
   if (!is_loading) {
     return true;
   }
@@ -78,15 +91,15 @@ bool TieredPool<Pool>::acquire(Row row, const PrefixMatch& match) noexcept {
   const std::span<const BlockId> from = host_.table(0, row);
   for (std::int64_t i = device.num_blocks; i < match.num_blocks; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    moves_.push_back({{to[at], from[at].value, false}, row, static_cast<std::int32_t>(i), kNoPlan});
+    push_move({{to[at], from[at].value, false}, row, static_cast<std::int32_t>(i), kNoPlan});
   }
   num_loaded_ += static_cast<std::uint64_t>(match.num_blocks - device.num_blocks);
   return true;
 }
 
-template <class Pool>
-void TieredPool<Pool>::publish(Row row, const SequenceContentView& content, std::int64_t tokens,
-                               PlanId plan) noexcept {
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content,
+                                     std::int64_t tokens, PlanId plan) noexcept {
   pool_.publish(row, content, tokens, plan);
   const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
   const std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
@@ -100,22 +113,39 @@ void TieredPool<Pool>::publish(Row row, const SequenceContentView& content, std:
   if (published < end) {
     host_.truncate(row, max_of(published, held) * block_size_);
   }
+  if constexpr (kHasTier) {
+    link_.note_writes(content, host_.table(0, row), held, published);
+  }
   write_through(row, held, published, plan);
 }
 
-template <class Pool>
-void TieredPool<Pool>::write_through(Row row, std::int64_t first, std::int64_t end,
-                                     PlanId plan) noexcept {
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::write_through(Row row, std::int64_t first, std::int64_t end,
+                                           PlanId plan) noexcept {
   const std::span<const BlockId> from = pool_.table(0, row);
   const std::span<const BlockId> to = host_.table(0, row);
   for (std::int64_t i = first; i < end; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    moves_.push_back({{from[at], to[at].value, true}, row, static_cast<std::int32_t>(i), plan});
+    push_move({{from[at], to[at].value, true}, row, static_cast<std::int32_t>(i), plan});
   }
 }
 
-template <class Pool>
-void TieredPool<Pool>::truncate(Row row, std::int64_t tokens) noexcept {
+template <class Pool, class Tier>
+bool TieredPool<Pool, Tier>::awaits_load(const SequenceContentView& content, std::int64_t limit,
+                                         LoadWait& wait) noexcept
+  requires kHasTier
+{
+  if (content.scope == nullptr) {
+    return false;
+  }
+  const std::int64_t end = min_of(limit, min_of(content.known_length, content.cacheable_length));
+  return link_.awaits(content, max_of<std::int64_t>(end, 0) / block_size_,
+                      max_of(device_match_.num_blocks, host_match_.num_blocks), host_match_, host_,
+                      wait);
+}
+
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::truncate(Row row, std::int64_t tokens) noexcept {
   const std::int64_t kept = max_of<std::int64_t>(tokens, 0) / block_size_;
   cancel(row, kept, true);
   if (static_cast<std::int64_t>(host_.table(0, row).size()) > kept) {
@@ -125,8 +155,8 @@ void TieredPool<Pool>::truncate(Row row, std::int64_t tokens) noexcept {
   pool_.truncate(row, tokens);
 }
 
-template <class Pool>
-Status TieredPool<Pool>::fork(Row from, Row to, std::int64_t tokens) noexcept {
+template <class Pool, class Tier>
+Status TieredPool<Pool, Tier>::fork(Row from, Row to, std::int64_t tokens) noexcept {
   if (const Status s = pool_.fork(from, to, tokens); !s) {
     return s;
   }
@@ -135,8 +165,8 @@ Status TieredPool<Pool>::fork(Row from, Row to, std::int64_t tokens) noexcept {
   return whole > 0 ? host_.fork(from, to, whole * block_size_) : kOk;
 }
 
-template <class Pool>
-void TieredPool<Pool>::release(Row row) noexcept {
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::release(Row row) noexcept {
   std::int64_t first_load = -1;
   for (Move& move : moves_) {
     if (move.row == row && !move.swap.to_host) {
@@ -155,22 +185,24 @@ void TieredPool<Pool>::release(Row row) noexcept {
 
 /// Moves of the row's blocks from `first` on that nobody was told yet need not be made: loads, and
 /// with `with_writes` what would write content that never came to be.
-template <class Pool>
-void TieredPool<Pool>::cancel(Row row, std::int64_t first, bool with_writes) noexcept {
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::cancel(Row row, std::int64_t first, bool with_writes) noexcept {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < moves_.size(); ++i) {
     const Move move = moves_[i];
     const bool is_cancelled =
         move.row == row && move.index >= first && (!move.swap.to_host || with_writes);
-    if (!is_cancelled) {
+    if (is_cancelled) {
+      drop_move(move);
+    } else {
       moves_[kept++] = move;
     }
   }
   moves_.resize(kept);
 }
 
-template <class Pool>
-std::size_t TieredPool<Pool>::drain_swaps(std::span<BlockSwap> swaps, PlanId plan) noexcept {
+template <class Pool, class Tier>
+std::size_t TieredPool<Pool, Tier>::drain_swaps(std::span<BlockSwap> swaps, PlanId plan) noexcept {
   std::size_t n = 0;
   for (const bool to_host : {true, false}) {
     std::size_t kept = 0;
@@ -178,6 +210,9 @@ std::size_t TieredPool<Pool>::drain_swaps(std::span<BlockSwap> swaps, PlanId pla
       const Move move = moves_[i];
       if (move.swap.to_host == to_host && move.writer < plan && n < swaps.size()) {
         swaps[n++] = move.swap;
+        if constexpr (kHasTier) {
+          link_.tell_move(move.swap, plan);
+        }
       } else {
         moves_[kept++] = move;
       }
@@ -187,8 +222,11 @@ std::size_t TieredPool<Pool>::drain_swaps(std::span<BlockSwap> swaps, PlanId pla
   return n;
 }
 
-template <class Pool>
-void TieredPool<Pool>::lose_swaps(std::span<const BlockSwap> swaps) noexcept {
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::lose_swaps(std::span<const BlockSwap> swaps) noexcept {
+  if constexpr (kHasTier) {
+    link_.lose_told(swaps);
+  }
   for (const BlockSwap& swap : swaps) {
     if (swap.to_host) {
       host_.forget(BlockId{swap.host_slot});
@@ -196,13 +234,18 @@ void TieredPool<Pool>::lose_swaps(std::span<const BlockSwap> swaps) noexcept {
   }
 }
 
-template <class Pool>
-Status TieredPool<Pool>::check() const noexcept {
+template <class Pool, class Tier>
+Status TieredPool<Pool, Tier>::check() const noexcept {
   if (const Status s = pool_.check(); !s) {
     return s;
   }
   if (const Status s = host_.check(); !s) {
     return s;
+  }
+  if constexpr (kHasTier) {
+    if (const Status s = link_.check(host_); !s) {
+      return s;
+    }
   }
   for (const Move& move : moves_) {
     const std::span<const BlockId> host = host_.table(0, move.row);

@@ -101,6 +101,7 @@ class SchedulerCore {
 
  private:
   using PoolOptions = OptionalPool<decltype(Policies::pool)>;
+  using PoolLoads = OptionalLoads<decltype(Policies::pool)>;
   using AdmissionOptions = OptionalAdmission<decltype(Policies::admission)>;
 
   /// What one step may still take.
@@ -174,6 +175,9 @@ class SchedulerCore {
   }
 
   // core_queue.hpp
+  [[nodiscard]] std::size_t num_waiting() const noexcept {
+    return waiting_.size() + num_parked_ + num_loading_;
+  }
   [[nodiscard]] bool may_displace(std::uint32_t slot) const noexcept;
   void displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
                 Budget& budget) noexcept;
@@ -181,6 +185,11 @@ class SchedulerCore {
   void unpark(std::uint32_t slot) noexcept;
   void wake(std::int32_t group) noexcept;
   void wake_all() noexcept;
+
+  // core_loads.hpp
+  bool starts_loading(std::uint32_t slot, std::int64_t known) noexcept;
+  void stop_loading(std::uint32_t slot) noexcept;
+  void wake_loaded() noexcept;
 
   // core_admit.hpp
   struct Claim {
@@ -391,6 +400,9 @@ class SchedulerCore {
   };
   Buffer<ParkedList> parked_;
   std::size_t num_parked_ = 0;
+  // Requests that wait for the pool's external store, a list for each load; in no heap either.
+  Buffer<ParkedList> loading_;
+  std::size_t num_loading_ = 0;
   // Who was last found to outrank nobody, and how many had been admitted by then.
   std::uint64_t num_admitted_ = 0;
   std::uint64_t outranks_nobody_since_ = 0;

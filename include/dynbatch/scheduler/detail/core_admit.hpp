@@ -58,7 +58,7 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
     waiting_.push(passed.slot, passed.key);
   }
   passed_over_.clear();
-  counters_.waiting.set(waiting_.size() + num_parked_);
+  counters_.waiting.set(num_waiting());
 }
 
 template <class P>
@@ -141,6 +141,12 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     if (waits_for_prefill(slot, match.num_tokens - match.num_copied)) {
       cause = WaitCause::Dependency;
       return Admit::Blocked;
+    }
+    if constexpr (PoolLoads::kHasLoads) {
+      if (starts_loading(slot, known)) {
+        cause = WaitCause::Loading;
+        return Admit::Parked;
+      }
     }
   }
   Claim claim = claim_of(record, rows, known, match, spare);

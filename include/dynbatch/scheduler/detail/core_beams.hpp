@@ -248,6 +248,9 @@ void SchedulerCore<P>::copy_outputs(const RowState& from, RowState& to) noexcept
                 static_cast<std::size_t>(n) * sizeof(Token));
     p += n;
   }
+  // Keys of outputs are void with them; those of the prompt stay.
+  RequestRecord& record = desk_[to.slot];
+  record.num_keys = block_size_ > 0 ? min_of(record.num_keys, to.prompt_end / block_size_) : 0;
   to.known = from.known;
   to.last_token = from.last_token;
   to.write_room = 0;
@@ -265,6 +268,7 @@ void SchedulerCore<P>::restart_beams(std::uint32_t slot) noexcept {
     const RequestState was = record.state;
     record.outputs = 0;
     desk_.renew_content(record);
+    record.num_keys = 0;
     record.reason = FinishReason::None;
     if (was == RequestState::Ended) {
       record.sequence.slot = sequence_slots_.back();

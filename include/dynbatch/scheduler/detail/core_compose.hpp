@@ -72,10 +72,11 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   take_in(now);
   expire(now);
   policies_.pool.unpin_expired(now);
+  wake_loaded();
   prune_forks();
   status_ = {};
   const bool is_alone = config_.num_ranks == 1;
-  const bool is_idle = waiting_.empty() && num_parked_ == 0 && num_running_ == 0;
+  const bool is_idle = num_waiting() == 0 && num_running_ == 0;
   if (is_idle && num_in_flight_ == 0 && is_alone) {
     status_.state = closed_seen_ && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
     return nullptr;
@@ -310,6 +311,9 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
 template <class P>
 void SchedulerCore<P>::explain_empty() noexcept {
   status_.state = PlanState::NothingRunnable;
+  if (num_loading_ > 0) {
+    status_.not_before = PoolLoads::next_load_end(policies_.pool);
+  }
   if (first_cause_ != WaitCause::None) {
     status_.cause = first_cause_;
     status_.request = first_blocked_;
@@ -322,6 +326,11 @@ void SchedulerCore<P>::explain_empty() noexcept {
   } else if (!waiting_.empty()) {
     status_.cause = pause_seen_ != 0 ? WaitCause::Paused : WaitCause::Composition;
     status_.request = desk_[waiting_.top()].id;
+  } else if (num_loading_ > 0) {
+    status_.cause = WaitCause::Loading;
+    for (const ParkedList& list : loading_.span()) {
+      status_.request = list.first != kNoSlot ? desk_[list.first].id : status_.request;
+    }
   } else if (num_running_ == 0) {
     status_.state = closed_seen_ && stats().live == 0 ? PlanState::Closed : PlanState::Idle;
   }

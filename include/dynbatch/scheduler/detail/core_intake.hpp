@@ -107,6 +107,15 @@ Status SchedulerCore<P>::initialise() noexcept {
         rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"),
         candidates_.allocate(rows, "max_sequences"),
         parked_.allocate(AdmissionOptions::kHasMayAdmit ? kMaxQuotaGroups : 1, "quota_group"),
+        loading_.allocate(PoolLoads::tells_loads(pool) ? kMaxLoads : 0, "max_loads"),
+        PoolLoads::tells_loads(pool)
+            ? desk_.allocate_keys(
+                  max_of(block_size_, 1),
+                  [](const void* p, const SequenceContentView& content) noexcept {
+                    PoolLoads::name_blocks(*static_cast<const decltype(P::pool)*>(p), content);
+                  },
+                  &policies_.pool)
+            : kOk,
         decoding_.allocate(rows), prefilling_.allocate(rows)}) {
     if (!s) {
       return s;
@@ -115,6 +124,9 @@ Status SchedulerCore<P>::initialise() noexcept {
   dirty_.resize(ring);
   dirty_mask_ = ring - 1;
   for (ParkedList& list : parked_.span()) {
+    list = ParkedList{};
+  }
+  for (ParkedList& list : loading_.span()) {
     list = ParkedList{};
   }
   for (std::size_t i = slots; i > 0; --i) {
@@ -268,6 +280,7 @@ void SchedulerCore<P>::enqueue(std::uint32_t slot) noexcept {
   record.state = RequestState::Waiting;
   record.bypassed = 0;
   record.retry_need = 0;
+  record.load = {};
   waiting_tokens_ += record.prompt_length + record.outputs;
   push_waiting(slot);
 }
@@ -279,19 +292,21 @@ void SchedulerCore<P>::push_waiting(std::uint32_t slot) noexcept {
   const RequestRecord& record = desk_[slot];
   waiting_.push(slot, {record.key.primary, record.key.secondary,
                        record.order | (record.was_admitted ? 0 : kNeverRan)});
-  counters_.waiting.set(waiting_.size() + num_parked_);
+  counters_.waiting.set(num_waiting());
 }
 
 template <class P>
 void SchedulerCore<P>::dequeue(std::uint32_t slot) noexcept {
   const RequestRecord& record = desk_[slot];
   waiting_tokens_ -= record.prompt_length + record.outputs;
-  if (record.is_parked) {
+  if (record.is_loading) {
+    stop_loading(slot);
+  } else if (record.is_parked) {
     unpark(slot);
   } else {
     waiting_.erase(slot);
   }
-  counters_.waiting.set(waiting_.size() + num_parked_);
+  counters_.waiting.set(num_waiting());
 }
 
 /// The earliest deadline that still applies: start_by until the first chunk, finish_by always.

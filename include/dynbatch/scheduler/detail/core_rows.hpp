@@ -12,20 +12,7 @@ namespace detail {
 template <class P>
 SequenceContentView SchedulerCore<P>::content(std::uint32_t slot,
                                               std::int64_t known) const noexcept {
-  const RequestRecord& record = desk_[slot];
-  SequenceContentView view;
-  view.scope = &record.scope;
-  view.storage = desk_.tokens().storage();
-  view.pages = desk_.tokens().table(slot);
-  view.page_tokens = desk_.tokens().page_tokens();
-  view.token_base = record.token_base;
-  view.prompt_length = record.prompt_length;
-  view.known_length = known;
-  view.cacheable_length = record.cacheable;
-  view.digest_unit = record.digest_unit;
-  view.media = desk_.media(slot);
-  view.version = record.content_version;
-  return view;
+  return desk_.content(slot, known);
 }
 
 template <class P>

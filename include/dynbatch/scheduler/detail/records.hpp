@@ -9,6 +9,7 @@
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/admission.hpp>
 #include <dynbatch/model/event.hpp>
+#include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/scheduler/config.hpp>
 
@@ -58,10 +59,13 @@ struct RequestRecord {
   std::int64_t promised_pages = 0;
   std::int64_t retry_need =
       0;  ///< Blocks that were missing at the last look; 0 = look again at once.
-  std::uint64_t retry_plan = 0;     ///< Look again from this plan on whatever is free.
-  std::uint64_t waits_order = 0;    ///< Waits until the started prefill of this drain order, in
-  std::int32_t waits_row = -1;      ///< this row (-1 = waits for nobody),
-  std::int32_t waits_position = 0;  ///< has planned this position.
+  std::uint64_t retry_plan = 0;       ///< Look again from this plan on whatever is free.
+  LoadWait load{};                    ///< What the pool knows of it while it waits.
+  bool is_loading = false;            ///< Waits for a load, outside the queue.
+  mutable std::int32_t num_keys = 0;  ///< Leading blocks whose keys are in the token store.
+  std::uint64_t waits_order = 0;      ///< Waits until the started prefill of this drain order, in
+  std::int32_t waits_row = -1;        ///< this row (-1 = waits for nobody),
+  std::int32_t waits_position = 0;    ///< has planned this position.
   // A request of n samples is n records: the first one's slot stands for the request.
   std::uint32_t root = 0;                   ///< Slot of the first sample.
   std::uint32_t next_sample = 0xFFFFFFFFU;  ///< Slot of the following sample.
@@ -83,7 +87,7 @@ struct RequestRecord {
   std::int32_t unreported_preemptions = 0;
   std::int32_t displacements = 0;         ///< First sample only: places lost to a better one.
   AdmissionKey key{};                     ///< Its rank in the queue, fixed until it comes back.
-  std::uint32_t parked_before = kNoSlot;  ///< Neighbours in its quota group's list, while parked.
+  std::uint32_t parked_before = kNoSlot;  ///< Neighbours in its list, while parked or loading.
   std::uint32_t parked_after = kNoSlot;
   std::int16_t quota_group = 0;
   std::int64_t preempted_at = 0;  ///< Outputs at the newest preemption.

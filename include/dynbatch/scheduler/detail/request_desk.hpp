@@ -9,6 +9,7 @@
 #include <dynbatch/model/block_media.hpp>
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/request.hpp>
+#include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/lock_free.hpp>
 #include <dynbatch/scheduler/detail/records.hpp>
@@ -56,6 +57,34 @@ class RequestDesk {
   }
   [[nodiscard]] std::uint64_t queued_tokens() const noexcept {
     return queued_tokens_.load(std::memory_order_relaxed);
+  }
+
+  /// At make(): room for the keys of blocks of so many tokens, which `name` computes for each
+  /// prompt in submit(), by the thread that calls it.
+  using NameBlocks = void (*)(const void* pool, const SequenceContentView& content) noexcept;
+  Status allocate_keys(std::int64_t block_tokens, NameBlocks name, const void* pool) noexcept {
+    name_ = name;
+    pool_ = pool;
+    return tokens_.allocate_keys(block_tokens);
+  }
+  /// The first `known` positions of a request's content.
+  [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept {
+    const RequestRecord& record = records_[slot];
+    SequenceContentView view;
+    view.scope = &record.scope;
+    view.storage = tokens_.storage();
+    view.pages = tokens_.table(slot);
+    view.page_tokens = tokens_.page_tokens();
+    view.token_base = record.token_base;
+    view.prompt_length = record.prompt_length;
+    view.known_length = known;
+    view.cacheable_length = record.cacheable;
+    view.digest_unit = record.digest_unit;
+    view.media = media(slot);
+    view.version = record.content_version;
+    view.keys = tokens_.keys();
+    view.num_keys = &record.num_keys;
+    return view;
   }
 
   // Driving thread.
@@ -141,6 +170,8 @@ class RequestDesk {
   static constexpr std::uint8_t kCancelSeen = 2;
 
   IntakeLimits limits_{};
+  NameBlocks name_ = nullptr;
+  const void* pool_ = nullptr;
   Buffer<RequestRecord> records_;
   Buffer<MediaSpan> media_;     // [slots, max_media_], by first sample
   Buffer<std::uint8_t> marks_;  // driving thread only
@@ -266,6 +297,9 @@ inline void RequestDesk::fill_sample(std::uint32_t slot, std::uint32_t root, std
   record.next_sample = kNil;
   record.shared_pages = shared;
   record.promised_pages = promised;
+  // Keys lie in the pages: those of the last one are not shared.
+  record.num_keys = static_cast<std::int32_t>(
+      min_of<std::int64_t>(record.num_keys, shared * tokens_.page_tokens() / limits_.block_size));
   std::uint32_t* table = tokens_.table(slot);
   const std::uint32_t* source = tokens_.table(root);
   for (std::int64_t i = 0; i < shared; ++i) {
@@ -344,6 +378,9 @@ inline void RequestDesk::fill(std::uint32_t slot, const Request& r, std::int64_t
     }
   }
   fill_media(record, slot, r.media);
+  if (name_ != nullptr) {
+    name_(pool_, content(slot, prompt_length));
+  }
 }
 
 inline Status RequestDesk::cancel(RequestId id) noexcept {

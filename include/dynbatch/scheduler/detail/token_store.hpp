@@ -7,6 +7,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
+#include <dynbatch/model/block_key.hpp>
 #include <dynbatch/scheduler/detail/lock_free.hpp>
 
 #include <atomic>
@@ -36,6 +37,15 @@ class TokenStore {
     }
     return free_.allocate(static_cast<std::size_t>(pages), "max_queued_tokens");
   }
+
+  /// Room for a key each `block_tokens` tokens, for pools that name blocks to other processes.
+  Status allocate_keys(std::int64_t block_tokens) noexcept {
+    return keys_.allocate(static_cast<std::size_t>(total_pages_ * page_tokens_ / block_tokens),
+                          "max_queued_tokens");
+  }
+  /// Keys by storage page, in the pages' order; nullptr where nobody asked for them. A cache:
+  /// whoever reads content may fill it in.
+  [[nodiscard]] BlockKey* keys() const noexcept { return keys_.data(); }
 
   /// Any thread: sets `pages` aside; false if there are not so many.
   bool promise(std::int64_t pages) noexcept {
@@ -91,8 +101,9 @@ class TokenStore {
   [[nodiscard]] std::int64_t total_pages() const noexcept { return total_pages_; }
 
  private:
-  Buffer<Token> tokens_;          // [pages, page_tokens]
-  Buffer<std::uint32_t> tables_;  // [slots, pages_per_slot]
+  Buffer<Token> tokens_;           // [pages, page_tokens]
+  mutable Buffer<BlockKey> keys_;  // [pages, page_tokens / block_tokens]
+  Buffer<std::uint32_t> tables_;   // [slots, pages_per_slot]
   IndexStack free_;
   std::atomic<std::int64_t> unpromised_{0};
   std::size_t pages_per_slot_ = 0;
