@@ -28,6 +28,7 @@
 #include <dynbatch/scheduler/detail/core_end.hpp>
 #include <dynbatch/scheduler/detail/core_evict.hpp>
 #include <dynbatch/scheduler/detail/core_flight.hpp>
+#include <dynbatch/scheduler/detail/core_groups.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
 #include <dynbatch/scheduler/detail/core_queue.hpp>
 #include <dynbatch/scheduler/detail/core_report.hpp>
@@ -156,9 +157,9 @@ class Scheduler {
   /// Writes the full block table of each chunk's sequence, for hosts without resident tables: chunk
   /// c's table begins at out[c * stride], entries behind its end are kNoBlock. InvalidArgument if a
   /// table is longer than `stride` or `out` is too small. O(chunks * stride).
-  Status materialize(const StepPlan& plan, std::span<BlockId> out,
-                     std::size_t stride) const noexcept {
-    return core_->materialize(plan, out, stride);
+  Status materialize(const StepPlan& plan, std::span<BlockId> out, std::size_t stride,
+                     std::size_t group = 0) const noexcept {
+    return core_->materialize(plan, out, stride, group);
   }
 
   /// Leading blocks that the tables of all running sequences have in common, for cascade attention;
