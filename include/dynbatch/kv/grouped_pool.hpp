@@ -90,7 +90,7 @@ class GroupedPool {
     }
     [[nodiscard]] constexpr std::int64_t interval() const noexcept {
       return snapshot_interval_tokens != 0 ? snapshot_interval_tokens
-                                           : ceil_div<std::int64_t>(512, unit()) * unit();
+                                           : ceil_div(std::int64_t{512}, unit()) * unit();
     }
   };
 
