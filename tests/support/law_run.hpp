@@ -187,12 +187,11 @@ class LawRun {
   [[nodiscard]] KvGroupConfig group(const GroupSpec& spec, std::int64_t spare) const {
     const Capabilities caps = capabilities();
     const std::int32_t pins = has_pins() ? kMaxPins + 1 : 0;
-    return {spec, spare + GroupedPool<>::blocks_needed(
-                              spec, {.max_rows = caps.max_sequences + pins,
-                                     .max_context_tokens = 512,
-                                     .max_plans_in_flight = depth(),
-                                     .in_order = caps.in_order,
-                                     .max_step_tokens = caps.max_tokens})};
+    return {spec, spare + GroupedPool<>::blocks_needed(spec, {.max_rows = caps.max_sequences + pins,
+                                                              .max_context_tokens = 512,
+                                                              .max_plans_in_flight = depth(),
+                                                              .in_order = caps.in_order,
+                                                              .max_step_tokens = caps.max_tokens})};
   }
   [[nodiscard]] GroupedPool<>::Config grouped() const {
     GroupedPool<>::Config config;
@@ -222,8 +221,9 @@ class LawRun {
     sequence_pool_.emplace(SequencePool::Config{.num_tokens = blocks * 4 + 3, .block_size = 4});
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
-    pinning_.emplace(Pinning<BlockPool<>>::Config{
-        .pool = {.num_blocks = blocks, .block_size = 4}, .max_pins = kMaxPins, .share_permille = 300});
+    pinning_.emplace(Pinning<BlockPool<>>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
+                                                  .max_pins = kMaxPins,
+                                                  .share_permille = 300});
     tiered_.emplace(TieredPool<>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
                                          .num_host_blocks = 60,
                                          .min_load_blocks = 1});
@@ -254,11 +254,10 @@ class LawRun {
                               AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
     AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
                                          AnyMicroBatchSplitter(*equal_)};
-    AnyKVCachePool pools[] = {AnyKVCachePool(*pool_),     AnyKVCachePool(*pool_),
-                              AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_),
-                              AnyKVCachePool(*pinning_),  AnyKVCachePool(*tiered_),
-                              AnyKVCachePool(*grouped_),  AnyKVCachePool(*grouped_),
-                              AnyKVCachePool(*grouped_pins_)};
+    AnyKVCachePool pools[] = {
+        AnyKVCachePool(*pool_),          AnyKVCachePool(*pool_),    AnyKVCachePool(null_pool_),
+        AnyKVCachePool(*sequence_pool_), AnyKVCachePool(*pinning_), AnyKVCachePool(*tiered_),
+        AnyKVCachePool(*grouped_),       AnyKVCachePool(*grouped_), AnyKVCachePool(*grouped_pins_)};
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),

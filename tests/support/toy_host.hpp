@@ -613,8 +613,8 @@ class ToyExecutor {
   std::int64_t group_slot(const GroupSpec& spec, std::size_t g, const Chunk& chunk,
                           std::int32_t p) {
     const std::vector<std::int32_t>& table = table_of(g, chunk.row);
-    const auto index = static_cast<std::size_t>(
-        spec.kind == GroupKind::Recurrent ? 0 : p / spec.block_size);
+    const auto index =
+        static_cast<std::size_t>(spec.kind == GroupKind::Recurrent ? 0 : p / spec.block_size);
     return index < table.size() && table[index] >= 0
                ? std::int64_t{table[index]} * spec.block_size + p % spec.block_size
                : -1;
@@ -626,8 +626,8 @@ class ToyExecutor {
     if (spec.kind == GroupKind::Recurrent) {
       ++state_reads;
       const std::int64_t slot = group_slot(spec, g, chunk, first);
-      return slot >= 0 && kv_at(g, slot) ==
-                              (first == 0 ? kZeroState : chain(tag, chunk.sample, first - 1));
+      return slot >= 0 &&
+             kv_at(g, slot) == (first == 0 ? kZeroState : chain(tag, chunk.sample, first - 1));
     }
     for (std::int32_t p = std::max(0, first - spec.window + 1); p < first; ++p) {
       ++window_reads;

@@ -16,10 +16,9 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// One group's block tables, [max_rows][max_blocks_per_row]; a host with several groups has a mirror
-/// for each. Apply each plan once, in plan order,
-/// before executing it; plans that are abandoned without execution are not applied: their deltas
-/// come again.
+/// One group's block tables, [max_rows][max_blocks_per_row]; a host with several groups has a
+/// mirror for each. Apply each plan once, in plan order, before executing it; plans that are
+/// abandoned without execution are not applied: their deltas come again.
 class BlockTableMirror {
  public:
   /// Room for `max_rows` tables of `max_blocks_per_row` entries.

@@ -65,12 +65,12 @@ struct BlockSwap {
   bool to_host = true;
 };
 
-/// What one KV group needs in this step. The first group is the one of full attention. In a group of
-/// windows each token reads the last `spec.window` positions, its own included. In a recurrent group
-/// a block is a state and a row's table is one entry: every token's slot is its row's state, which
-/// the chunk replaces; a copy moves a whole state (num_tokens = 1). Order: swaps to the host read first, then copies, then
-/// swaps from the host and zeroing, then the forward pass writes. A plan that is committed has made
-/// its swaps.
+/// What one KV group needs in this step. The first group is the one of full attention. In a group
+/// of windows each token reads the last `spec.window` positions, its own included. In a recurrent
+/// group a block is a state and a row's table is one entry: every token's slot is its row's state,
+/// which the chunk replaces; a copy moves a whole state (num_tokens = 1). Order: swaps to the host
+/// read first, then copies, then swaps from the host and zeroing, then the forward pass writes. A
+/// plan that is committed has made its swaps.
 struct GroupPlan {
   GroupSpec spec{};
   std::span<const TokenSlot> token_slots{};  ///< [num_tokens] where each token's KV goes.

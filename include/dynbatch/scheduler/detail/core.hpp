@@ -241,6 +241,10 @@ class SchedulerCore {
   }
 
   // core_groups.hpp
+  /// Known at compile time for pools of one group, which then cost nothing more.
+  [[nodiscard]] bool has_more_groups() const noexcept {
+    return PoolOptions::kHasGroups && num_groups_ > 1;
+  }
   [[nodiscard]] Status check_groups(std::span<const GroupSpec> groups) const noexcept;
   [[nodiscard]] Status allocate_groups(std::span<const GroupSpec> groups,
                                        std::int64_t max_tokens) noexcept;

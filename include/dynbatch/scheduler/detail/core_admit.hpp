@@ -201,7 +201,7 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     budget.tokens = max_of(budget.tokens, n);
     budget.prefill_tokens = max_of(budget.prefill_tokens, n);
   }
-  if (num_groups_ > 1 && !record.atomic_prefill) {
+  if (has_more_groups() && !record.atomic_prefill) {
     n = PoolOptions::chunk_length(policies_.pool, match.num_tokens, n);
   }
   if (block_size_ > 0) {

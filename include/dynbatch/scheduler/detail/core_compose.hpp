@@ -282,7 +282,7 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       budget.tokens = max_of(budget.tokens, n);
       budget.prefill_tokens = max_of(budget.prefill_tokens, n);
     }
-    if (num_groups_ > 1 && whole == 0) {
+    if (has_more_groups() && whole == 0) {
       n = PoolOptions::chunk_length(policies_.pool, r.planned, n);
     }
     if (n > 0 && block_size_ > 0) {

@@ -173,7 +173,7 @@ void SchedulerCore<P>::advance_groups(std::int32_t row) noexcept {
 /// The host is told all of the row's table again.
 template <class P>
 void SchedulerCore<P>::forget_told(std::int32_t row) noexcept {
-  for (std::size_t g = 1; g < num_groups_; ++g) {
+  for (std::size_t g = 1; has_more_groups() && g < num_groups_; ++g) {
     told_[g - 1][static_cast<std::size_t>(row)] = {0, 0};
   }
 }

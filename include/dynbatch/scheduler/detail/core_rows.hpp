@@ -183,7 +183,7 @@ template <class P>
 void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (r.lent > 0) {
-    if (num_groups_ > 1) {
+    if (has_more_groups()) {
       r.planned = r.committed;
       advance_groups(row);
     }

@@ -172,7 +172,7 @@ void SchedulerCore<P>::seal(PlanRecord& record, std::span<const RankSummary> ran
     group.copies = record.copies.span();
     group.swaps = record.swaps.span();
     plan.groups = {record.groups, 1};
-    if (num_groups_ > 1) {
+    if (has_more_groups()) {
       seal_groups(record);
     }
   }

@@ -134,7 +134,7 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
         r.committed = rest.first_position;
       }
       undo_chunk(rest, record.undo[i], {}, now);
-      if (num_groups_ > 1 && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
+      if (has_more_groups() && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
         advance_groups(rest.row.value);
       }
     }
@@ -189,7 +189,7 @@ void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo,
     return;  // rolled back, reset or ended meanwhile: the surplus is dropped
   }
   r.committed = chunk.first_position + chunk.num_tokens;
-  if (num_groups_ > 1 && r.draft_tokens == 0) {
+  if (has_more_groups() && r.draft_tokens == 0) {
     advance_groups(chunk.row.value);
   }
   if (chunk.num_samples == 0) {
