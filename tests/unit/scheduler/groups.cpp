@@ -351,3 +351,24 @@ TEST_CASE("Samples fork windows and states; one whose copies were lost starts ov
     CHECK(s.pool().group_stats(1).referenced_blocks == 0);
   }
 }
+
+TEST_CASE("The example of the pool's documentation is accepted") {
+  const PoolAttachment attachment{.max_rows = 64,
+                                  .max_context_tokens = 32768,
+                                  .max_plans_in_flight = 1,
+                                  .max_step_tokens = 8192};
+  const GroupSpec window{GroupKind::Window, 16, 1024};
+  const GroupSpec state{GroupKind::Recurrent, 1, 0};
+  GroupedPool<>::Config config;
+  config.pool = {.num_blocks = 100000, .block_size = 16};
+  config.groups[0] = {window, 20000 + GroupedPool<>::blocks_needed(window, attachment)};
+  config.groups[1] = {state, 128 + GroupedPool<>::blocks_needed(state, attachment)};
+  config.snapshot_interval_tokens = 512;
+  CHECK(GroupedPool<>::blocks_needed(window, attachment) == 4794);
+  CHECK(attachment.max_rows * attachment.max_context_tokens / 16 == 131072);
+  Capabilities caps;
+  caps.max_sequences = 64;
+  caps.max_tokens = 8192;
+  CHECK(Grouped::make({.max_context_tokens = 32768}, caps, TokenBudgetSizer{}, NoSplit{},
+                      NullBalancer{}, GroupedPool<>(config), FcfsAdmission{}));
+}
