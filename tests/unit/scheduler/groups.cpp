@@ -303,7 +303,7 @@ TEST_CASE("An atomic prompt is not cut for a state") {
   CHECK(spans(planned(s)) == Spans{{0, 43}});
 }
 
-TEST_CASE("Samples fork windows and states; one whose copies were lost starts over") {
+TEST_CASE("Samples fork windows and states, and start over if their copies were lost") {
   for (const bool is_state : {false, true}) {
     // The prompt fills whole blocks of the first group: only the other group has to copy.
     auto made = make({.further = {is_state ? kState : kWindow}, .interval = is_state ? 16 : 0});
