@@ -252,6 +252,7 @@ class ToyExecutor {
       }
       std::int32_t accepted = 0;
       const bool is_beam = is_beam_step(chunk);
+      is_untouched_ = outcome.kind == OutcomeKind::NotRun;
       const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok, accepted);
       beams_clean_ = beams_clean_ && is_clean && outcome.kind == OutcomeKind::Ok;
       for (std::int32_t n = 0; n < chunk.num_samples; ++n) {
@@ -641,6 +642,7 @@ class ToyExecutor {
   /// Positions up to `end` are written, the rest of the chunk is perhaps spoiled.
   void write_group(const StepPlan& plan, std::size_t g, const Chunk& chunk, std::int32_t end,
                    bool is_clean, bool spoil) {
+    spoil = spoil && !(is_untouched_ && plan.groups[g].spec.kind == GroupKind::Recurrent);
     const GroupPlan& group = plan.groups[g];
     const std::int32_t last = chunk.first_position + chunk.num_tokens;
     for (std::int32_t p = chunk.first_position; p < last; ++p) {
@@ -724,6 +726,7 @@ class ToyExecutor {
       chains_;
   mutable std::map<std::pair<std::uint64_t, std::int64_t>, ToyBeams> beams_;
   std::int64_t beam_step_ = 0;  // of the chunk under way, 0 = no beam
+  bool is_untouched_ = false;   // nothing of the chunk under way ran: its state is what it was
   bool beams_clean_ = true;     // all beams so far of the request under way ran
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;

@@ -282,8 +282,15 @@ TEST_CASE("A prompt is cut where a state is worth keeping, and taken up there") 
   CHECK(three.groups[1].copies[0].target.value == three.groups[1].token_slots[1].value);
   CHECK(three.groups[1].zeroes.empty());
   CHECK(s.stats().prefix_hit_tokens == 32);
-  // It did not run: a state can't be taken back, so it begins anew from its snapshot.
+  // It did not run, so its state is still the snapshot.
   REQUIRE(settle(s, three, {{}, {OutcomeKind::NotRun, FinishReason::None, 0}}));
+  REQUIRE(s.check());
+  const StepPlan& again = planned(s);
+  CHECK(spans(again) == Spans{{32, 11}});
+  CHECK(again.groups[1].copies.empty());
+  CHECK(again.groups[1].zeroes.empty());
+  // It failed: a state can't be taken back, so it begins anew from its snapshot.
+  REQUIRE(settle(s, again, {{OutcomeKind::Failed, FinishReason::None, 0}}));
   REQUIRE(s.check());
   const StepPlan& four = planned(s);
   CHECK(spans(four) == Spans{{32, 11}});

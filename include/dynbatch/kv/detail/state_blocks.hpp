@@ -82,7 +82,8 @@ class StateBlocks {
   void plan_chunk(Row row, std::int64_t end, PlanId plan) noexcept {
     RowState& r = at(row);
     r.position = end;
-    if (!r.is_void && end % interval_ == 0 && snapshots_.size() < snapshots_.capacity()) {
+    if (!r.is_void && end > 0 && end % interval_ == 0 &&
+        snapshots_.size() < snapshots_.capacity()) {
       snapshots_.push_back({row, end, {}, plan.value, 0, kNoBlock});
     }
   }

@@ -255,6 +255,7 @@ class SchedulerCore {
   void seal_groups(PlanRecord& record) noexcept;
   void advance_groups(std::int32_t row) noexcept;
   void forget_told(std::int32_t row) noexcept;
+  void keep_states(const Chunk& chunk, const ChunkUndo& undo, PlanId plan) noexcept;
 
   // core_settle.hpp
   [[nodiscard]] Status validate_result(const StepPlan& plan,

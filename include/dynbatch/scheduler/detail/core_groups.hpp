@@ -170,6 +170,17 @@ void SchedulerCore<P>::advance_groups(std::int32_t row) noexcept {
   }
 }
 
+/// Nothing of the chunk ran, though the plan's copies were made: the row's states are still what
+/// they were before it, unless a younger plan works on them already.
+template <class P>
+void SchedulerCore<P>::keep_states(const Chunk& chunk, const ChunkUndo& undo,
+                                   PlanId plan) noexcept {
+  const RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+  if (r.epoch == undo.epoch && r.phase != RowPhase::Draining && r.in_flight == 1) {
+    PoolOptions::plan_chunk(policies_.pool, chunk.row, chunk.first_position, plan);
+  }
+}
+
 /// The host is told all of the row's table again.
 template <class P>
 void SchedulerCore<P>::forget_told(std::int32_t row) noexcept {

@@ -121,6 +121,9 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
         is_withdrawn || (outcome.kind != OutcomeKind::Ok && outcome.kind != OutcomeKind::Stop);
     if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
       const bool has_failed = outcome.kind == OutcomeKind::Failed;
+      if (has_more_groups() && result.outcomes[i].kind == OutcomeKind::NotRun) {
+        keep_states(record.chunks[i], record.undo[i], record.plan.id);
+      }
       undo_chunk(record.chunks[i], record.undo[i],
                  {.is_charged = has_failed,
                   .is_spoiled = has_failed || result.outcomes[i].kind != OutcomeKind::NotRun},
