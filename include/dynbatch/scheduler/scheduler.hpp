@@ -154,9 +154,10 @@ class Scheduler {
   /// are valid until the next poll().
   std::size_t poll(std::span<Event> out) noexcept { return core_->poll(out); }
 
-  /// Writes the full block table of each chunk's sequence, for hosts without resident tables: chunk
-  /// c's table begins at out[c * stride], entries behind its end are kNoBlock. InvalidArgument if a
-  /// table is longer than `stride` or `out` is too small. O(chunks * stride).
+  /// Writes the full block table of each chunk's sequence in one of the plan's groups, for hosts
+  /// without resident tables: chunk c's table begins at out[c * stride], entries behind its end
+  /// (and those that a window has left behind) are kNoBlock. InvalidArgument if a table is longer
+  /// than `stride`, `out` is too small or there is no such group. O(chunks * stride).
   Status materialize(const StepPlan& plan, std::span<BlockId> out, std::size_t stride,
                      std::size_t group = 0) const noexcept {
     return core_->materialize(plan, out, stride, group);

@@ -96,6 +96,12 @@ TEST_CASE("GroupedPool names what it cannot work with") {
   config = good;
   config.groups[0].num_blocks = -1;
   CHECK(refused(config) == "groups.num_blocks");
+  config.groups[0].num_blocks = 0;  // forgotten: neither this group nor the next is left out
+  CHECK(refused(config) == "groups.num_blocks");
+  config.groups[1] = {};
+  CHECK(refused(config) == "groups.num_blocks");
+  config.groups[0] = {};
+  CHECK(refused(config).empty());
   for (const std::int32_t size : {0, 3, 6, 65537}) {
     config = good;
     config.groups[0].spec.block_size = size;

@@ -40,6 +40,12 @@ constexpr Status GroupedPool<Pool>::Config::validate() const noexcept {
       return {Errc::InvalidConfig, "groups.window", spec.window, 1, "must be at least 1"};
     }
   }
+  for (std::size_t i = num_further(); i < kMaxFurther; ++i) {
+    if (groups[i].num_blocks != 0 || !(groups[i].spec == GroupSpec{})) {
+      return {Errc::InvalidConfig, "groups.num_blocks", groups[num_further()].num_blocks,
+              static_cast<std::int64_t>(i), "a group without blocks, or behind one"};
+    }
+  }
   if (snapshot_interval_tokens < 0 || interval() % multiple != 0) {
     return {Errc::InvalidConfig, "snapshot_interval_tokens", snapshot_interval_tokens, multiple,
             "must be a multiple of all block sizes"};
