@@ -30,7 +30,8 @@ class WindowTables {
     first_block_size_ = first_block_size;
     stride_ = static_cast<std::size_t>(ceil_div(attachment.max_context_tokens, spec.block_size));
     const auto rows = static_cast<std::size_t>(attachment.max_rows);
-    const auto plans = static_cast<std::size_t>(attachment.in_order ? 1 : 9);
+    const auto plans = static_cast<std::size_t>(
+        attachment.in_order ? 1 : 1 + max_of(attachment.max_plans_in_flight, 1));
     Status s = rows_.allocate(rows, "max_rows");
     s = s ? tables_.allocate(rows * stride_, "max_context_tokens") : s;
     s = s ? runs_.allocate(stride_ + 1, "max_context_tokens") : s;
