@@ -17,7 +17,10 @@ void Alone::run(std::size_t position, std::vector<float>& hidden) {
     }
     model_->project(layer, hidden.data(), static_cast<std::int32_t>(position), sampling_.adapter,
                     query.data(), kv.data() + position * model_->kv_floats());
-    model_->attend(layer, query.data(), context, hidden.data());
+    const auto first =
+        static_cast<std::size_t>(config.first_visible(layer, static_cast<std::int32_t>(position)));
+    model_->attend(layer, query.data(), std::span<const float* const>(context).subspan(first),
+                   hidden.data());
 
     Route route;
     std::vector<float> mixed(hidden.size());

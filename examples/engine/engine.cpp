@@ -36,8 +36,16 @@ Engine::Engine(const Model& model, const EngineConfig& config)
       config_(config),
       width_(static_cast<std::size_t>(model.config().width)),
       kv_(model.config().num_layers, config.num_blocks, config.block_size, model.kv_floats()),
-      group_{GroupKind::Full, config.block_size, 0} {
+      window_kv_(model.config().window > 0 ? model.config().num_layers : 0, config.window_blocks,
+                 config.window_block_size, model.kv_floats()),
+      groups_{{GroupKind::Full, config.block_size, 0},
+              {GroupKind::Window, config.window_block_size, model.config().window}},
+      num_groups_(model.config().window > 0 ? 2 : 1) {
   const ModelConfig& m = model.config();
+  if (m.window > 0 && (config.window_blocks < 1 || config.window_block_size < 1)) {
+    raise({Errc::InvalidConfig, "window_blocks", config.window_blocks, 1,
+           "the model has layers with a window"});
+  }
   if (config.max_context < 1 || config.max_context > m.max_positions) {
     raise({Errc::InvalidConfig, "max_context", config.max_context, m.max_positions,
            "the model knows no further positions"});
@@ -49,7 +57,10 @@ Engine::Engine(const Model& model, const EngineConfig& config)
     raise({Errc::InvalidConfig, "expert_slots", config.expert_slots, m.num_experts,
            "each expert needs a slot"});
   }
-  check(tables_.allocate(config.max_rows, (config.max_context - 1) / config.block_size + 1));
+  for (std::size_t g = 0; g < num_groups_; ++g) {
+    check(
+        tables_[g].allocate(config.max_rows, (config.max_context - 1) / groups_[g].block_size + 1));
+  }
   slots_.resize(static_cast<std::size_t>(m.num_layers));
   for (std::int32_t layer = 0; layer < m.num_layers; ++layer) {
     for (std::int32_t s = 0; s < config_.expert_slots; ++s) {
@@ -80,7 +91,7 @@ Capabilities Engine::capabilities() const {
   caps.max_tokens = config_.max_tokens;
   caps.max_sequences = config_.max_rows;
   caps.kv_tokens = config_.num_blocks * config_.block_size;
-  caps.groups = {&group_, 1};
+  caps.groups = {groups_, num_groups_};
   caps.future_tokens = true;
   caps.partial_copy = true;
   caps.swap = true;
@@ -90,9 +101,10 @@ Capabilities Engine::capabilities() const {
 }
 
 void Engine::execute(const StepPlan& plan, StepResultBuffer& result) {
-  if (plan.num_tokens() > config_.max_tokens || plan.groups.size() != 1 || !plan.row_ops.empty()) {
+  if (plan.num_tokens() > config_.max_tokens || plan.groups.size() != num_groups_ ||
+      !plan.row_ops.empty()) {
     raise({Errc::NotSupported, "plan", plan.num_tokens(), config_.max_tokens,
-           "this engine runs steps of its size over one paged group"});
+           "this engine runs steps of its size over its own paged groups"});
   }
   for (const Chunk& chunk : plan.chunks) {
     if (chunk.context_length > config_.max_context) {
@@ -128,7 +140,9 @@ void Engine::run(const StepPlan& plan, StepResultBuffer& result) {
 
 /// Block tables stay between steps; a plan tells what changes. Index 0 begins another sequence.
 void Engine::update_tables(const StepPlan& plan) {
-  check(tables_.apply(plan));
+  for (std::size_t g = 0; g < num_groups_; ++g) {
+    check(tables_[g].apply(plan, g));
+  }
   for (const BlockDelta& delta : plan.groups[0].deltas) {
     if (delta.index == 0) {
       std::fill_n(&history(delta.row, 0), config_.max_context + 1, kNoToken);
@@ -153,6 +167,11 @@ void Engine::move_blocks(const StepPlan& plan) {
   swap_all(false);
   for (const BlockId block : group.zeroes) {
     kv_.zero(block);
+  }
+  if (num_groups_ > 1) {
+    for (const BlockCopy& copy : plan.groups[1].copies) {
+      window_kv_.copy(copy);
+    }
   }
 }
 
@@ -196,24 +215,31 @@ void Engine::read_tokens(const StepPlan& plan) {
   std::fill(counts_->begin(), counts_->end(), 0U);
 }
 
-/// KV of positions [0, context_length) of a sequence, wherever its blocks lie.
+/// KV of positions [0, context_length) of a sequence, wherever its blocks lie; what is left of the
+/// window of the chunk's first token is nullptr.
 std::span<const float* const> Engine::context(const Chunk& chunk, std::int32_t layer) {
-  const std::span<const BlockId> table = tables_.table(chunk.row);
-  context_.clear();
-  for (std::int32_t p = 0; p < chunk.context_length; ++p) {
-    const auto index = static_cast<std::size_t>(p / config_.block_size);
-    if (index >= table.size()) {
+  const bool has_window = model_->config().has_window(layer);
+  const std::int32_t block_size = groups_[has_window ? 1 : 0].block_size;
+  const std::span<const BlockId> table = tables_[has_window ? 1 : 0].table(chunk.row);
+  const std::int32_t first = model_->config().first_visible(layer, chunk.first_position);
+  context_.assign(static_cast<std::size_t>(first), nullptr);
+  for (std::int32_t p = first; p < chunk.context_length; ++p) {
+    const auto index = static_cast<std::size_t>(p / block_size);
+    if (index >= table.size() || table[index] == kNoBlock) {
       raise({Errc::InvalidArgument, "deltas", p, static_cast<std::int64_t>(table.size()),
              "a block table ends before its sequence"});
     }
-    context_.push_back(kv_.token(
-        layer, {std::int64_t{table[index].value} * config_.block_size + p % config_.block_size}));
+    context_.push_back(
+        (has_window ? window_kv_ : kv_)
+            .token(layer, {std::int64_t{table[index].value} * block_size + p % block_size}));
   }
   return context_;
 }
 
 void Engine::attention(const StepPlan& plan, const MicroBatch& part, std::int32_t layer) {
-  const std::span<const TokenSlot> slots = plan.groups[0].token_slots;
+  const bool has_window = model_->config().has_window(layer);
+  KvStore& kv = has_window ? window_kv_ : kv_;
+  const std::span<const TokenSlot> slots = plan.groups[has_window ? 1 : 0].token_slots;
   const std::size_t query_floats = model_->query_floats();
   // All tokens of the part write, then all read: a reader of a block that the same part writes
   // stands behind its writer in the plan, but need not.
@@ -222,16 +248,19 @@ void Engine::attention(const StepPlan& plan, const MicroBatch& part, std::int32_
     for (std::int32_t t = first; t < last; ++t) {
       const auto i = static_cast<std::size_t>(t);
       model_->project(layer, hidden(t), plan.positions[i], sampling.adapter,
-                      queries_.data() + i * query_floats, kv_.token(layer, slots[i]));
+                      queries_.data() + i * query_floats, kv.token(layer, slots[i]));
     }
   });
   for_each_part(plan, part, [&](const Chunk& chunk, std::int32_t first, std::int32_t last) {
     const std::span<const float* const> all = context(chunk, layer);
     for (std::int32_t t = first; t < last; ++t) {
       const auto i = static_cast<std::size_t>(t);
-      const auto visible = static_cast<std::size_t>(num_visible(plan.positions[i]));
+      const auto visible =
+          std::min(static_cast<std::size_t>(num_visible(plan.positions[i])), all.size());
+      const auto first_seen =
+          static_cast<std::size_t>(model_->config().first_visible(layer, plan.positions[i]));
       model_->attend(layer, queries_.data() + i * query_floats,
-                     all.first(std::min(visible, all.size())), hidden(t));
+                     all.first(visible).subspan(first_seen), hidden(t));
     }
   });
 }

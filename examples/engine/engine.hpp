@@ -37,6 +37,8 @@ struct EngineConfig {
                                    ///< for each.
   bool pads = false;  ///< Computes the rows that a padded plan is charged with, as an engine of
                       ///< fixed shapes does.
+  std::int64_t window_blocks = 0;      ///< Models with a window: memory of the layers that have it,
+  std::int32_t window_block_size = 8;  ///< in blocks of so many tokens; their group is the second.
 };
 
 /// Proposes tokens to follow `position`, the newest one of a chunk's sequence.
@@ -63,6 +65,7 @@ class Engine {
   /// In place of the n-grams of the sequence itself.
   void set_drafter(Drafter drafter) { drafter_ = std::move(drafter); }
   [[nodiscard]] KvStore& kv() noexcept { return kv_; }
+  [[nodiscard]] KvStore& window_kv() noexcept { return window_kv_; }
   [[nodiscard]] const EngineConfig& config() const noexcept { return config_; }
 
  protected:
@@ -125,8 +128,10 @@ class Engine {
   EngineConfig config_;
   std::size_t width_;
   KvStore kv_;
-  GroupSpec group_{};
-  BlockTableMirror tables_;                     // row -> blocks, in order of position
+  KvStore window_kv_;
+  GroupSpec groups_[2]{};  // full attention, windows
+  std::size_t num_groups_ = 1;
+  BlockTableMirror tables_[2];                  // of each group: row -> blocks, by position
   std::vector<std::vector<ExpertSlot>> slots_;  // [num_layers][expert_slots]
   std::deque<Replaced> replaced_;               // newest last
   std::vector<std::vector<Sampled>> sampled_;   // [max_rows], newest last

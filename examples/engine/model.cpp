@@ -62,7 +62,7 @@ std::vector<float> draw(dynbatch::SplitMix64& rng, std::size_t count, std::int32
 dynbatch::Status ModelConfig::validate() const noexcept {
   using dynbatch::Errc;
   if (vocab < 2 || num_layers < 1 || num_heads < 1 || num_heads > kMaxHeads || max_positions < 1 ||
-      num_adapters < 0) {
+      num_adapters < 0 || window < 0) {
     return {Errc::InvalidConfig, "model", 0, 1, "sizes must be positive, heads at most 32"};
   }
   if (width < 1 || width > kMaxWidth) {

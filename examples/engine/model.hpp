@@ -37,7 +37,17 @@ struct ModelConfig {
   std::int32_t num_adapters = 3;  ///< Low-rank changes of the KV projection; 0 = the plain model.
   std::int32_t max_positions = 1024;
   std::uint64_t seed = 1;
+  std::int32_t window = 0;  ///< Layers 1, 3, ... see only so many positions, a token's own
+                            ///< included; 0 = all layers see everything.
 
+  [[nodiscard]] constexpr bool has_window(std::int32_t layer) const noexcept {
+    return window > 0 && layer % 2 == 1;
+  }
+  /// The first position that the token at `position` sees in a layer.
+  [[nodiscard]] constexpr std::int32_t first_visible(std::int32_t layer,
+                                                     std::int32_t position) const noexcept {
+    return has_window(layer) && position >= window ? position - window + 1 : 0;
+  }
   [[nodiscard]] dynbatch::Status validate() const noexcept;
 };
 
@@ -83,7 +93,7 @@ class Model {
   /// prefixes can be shared.
   void project(std::int32_t layer, const float* hidden, std::int32_t position, std::int32_t adapter,
                float* query, float* kv) const;
-  /// Adds what the query finds among `context`, the KV of positions 0 to its own.
+  /// Adds what the query finds among `context`, the KV of the positions that it sees.
   void attend(std::int32_t layer, const float* query, std::span<const float* const> context,
               float* hidden) const;
   /// The input of the feed-forward, and which experts it goes to.

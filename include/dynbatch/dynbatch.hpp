@@ -44,6 +44,7 @@
 #include <dynbatch/kv/circuit_breaker.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
+#include <dynbatch/kv/grouped_pool.hpp>
 #include <dynbatch/kv/kv_event_log.hpp>
 #include <dynbatch/kv/kv_sizing.hpp>
 #include <dynbatch/kv/lfu.hpp>

@@ -11,6 +11,7 @@
 #include <dynbatch/batch/priority_aging.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/grouped_pool.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/scheduler/run_step.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>
@@ -55,14 +56,14 @@ void free(void* p) {
 #endif
 
 using namespace dynbatch;
-template <class Admission>
-using Sched = Scheduler<DynamicSizer, EqualTokens, NullBalancer, BlockPool<>, Admission>;
+template <class Admission, class Pool>
+using Sched = Scheduler<DynamicSizer, EqualTokens, NullBalancer, Pool, Admission>;
 
 namespace {
 
-template <class Admission>
+template <class Admission, class Pool>
 struct Host {
-  Sched<Admission> scheduler;
+  Sched<Admission, Pool> scheduler;
   StepResultBuffer result;
   Token prompt[700];
   std::byte log[1 << 14];
@@ -134,22 +135,22 @@ struct Host {
 
 #if !defined(DYNBATCH_TEST_HAS_SANITIZER)
 /// Runs a host under the filter: 0 = it held, 77 = there is no filter here.
-template <class Admission>
-int check(const char* name, const Admission& admission) {
+template <class Admission, class Pool = BlockPool<>>
+int check(const char* name, const Admission& admission,
+          const typename Pool::Config& pool = {.num_blocks = 220, .max_kv_events = 1024}) {
   SchedulerConfig config;
   config.max_live_requests = 256;
   config.flight_log_bytes = 1 << 16;
   config.flight_log_prompts = true;
   Capabilities caps;
   caps.max_sequences = 32;
-  auto made = Sched<Admission>::make(
-      config, caps, DynamicSizer{}, EqualTokens{}, NullBalancer{},
-      BlockPool<>(BlockPool<>::Config{.num_blocks = 220, .max_kv_events = 1024}), admission);
+  auto made = Sched<Admission, Pool>::make(config, caps, DynamicSizer{}, EqualTokens{},
+                                           NullBalancer{}, Pool(pool), admission);
   if (!made) {
     std::printf("%s: make failed\n", name);
     return 1;
   }
-  static Host<Admission> host{std::move(made).value(), {}, {}, {}};
+  static Host<Admission, Pool> host{std::move(made).value(), {}, {}, {}};
   if (!host.scheduler.make_result(host.result)) {
     return 1;
   }
@@ -207,10 +208,15 @@ int main() {
 #else
   FairShare::Config fair;
   fair.other.max_running_sequences = 9;
-  for (const int code :
-       {check("first come", FcfsAdmission{}),
-        check("priority", PriorityAging(PriorityAging::Config{.displace = true})),
-        check("fair share", FairShare(fair)), check("affinity", PrefixAffinity{})}) {
+  GroupedPool<>::Config groups;
+  groups.pool = {.num_blocks = 220, .max_kv_events = 1024};
+  groups.groups[0] = {{GroupKind::Window, 8, 40}, 8000};
+  groups.groups[1] = {{GroupKind::Recurrent, 1, 0}, 50};
+  groups.snapshot_interval_tokens = 32;
+  for (const int code : {check("first come", FcfsAdmission{}),
+                         check("priority", PriorityAging(PriorityAging::Config{.displace = true})),
+                         check("fair share", FairShare(fair)), check("affinity", PrefixAffinity{}),
+                         check<FcfsAdmission, GroupedPool<>>("groups", FcfsAdmission{}, groups)}) {
     if (code != 0) {
       return code == 77 ? 0 : code;
     }

@@ -16,6 +16,7 @@
 #include <dynbatch/batch/unbounded_sizer.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/grouped_pool.hpp>
 #include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/null_pool.hpp>
 #include <dynbatch/kv/pinning.hpp>
@@ -48,7 +49,9 @@ struct LawMix {
   int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by
                      // sequence, 4 paged with pins,
                      // 5 paged with host memory behind, 6 and with a store behind that, which is
-                     // slow, fails, lies, and ends things in any order or not at all
+                     // slow, fails, lies, and ends things in any order or not at all, 7 with two
+                     // windows beside, 8 with a window and a recurrent state beside, 9 as 8 with
+                     // pins
   int compose = 0;   // FcfsAdmission::Compose
   int reserve = 0;   // FcfsAdmission::Reserve
   int host = 0;  // 0 one plan, 1 two plans, 2 three plans with future tokens, 3 eight, out of order
@@ -59,7 +62,7 @@ struct LawMix {
                      // 5 fair share with limits, 6 prefix affinity
   int partial = 0;   // 0 whole blocks, 1 the front of a block is copied
   static constexpr int kAxes = 11;
-  static constexpr int kSizes[kAxes] = {4, 2, 7, 4, 4, 4, 3, 4, 2, 7, 2};
+  static constexpr int kSizes[kAxes] = {4, 2, 10, 4, 4, 4, 3, 4, 2, 7, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
@@ -157,6 +160,10 @@ class LawRun {
   [[nodiscard]] std::int64_t num_copies() const { return executor_.prefix_copies; }
   /// What came of the store behind host memory.
   [[nodiscard]] TierStats tier_stats() const { return stored_->tier_stats(); }
+  /// Positions of windows and states that chunks have read, and copies in groups beside the first.
+  [[nodiscard]] std::int64_t window_reads() const { return executor_.window_reads; }
+  [[nodiscard]] std::int64_t state_reads() const { return executor_.state_reads; }
+  [[nodiscard]] std::int64_t group_copies() const { return executor_.group_copies; }
   /// Beam searches that came to their end.
   [[nodiscard]] std::int64_t num_beams() const { return num_beams_; }
   [[nodiscard]] AnyScheduler& scheduler() { return *scheduler_; }
@@ -166,13 +173,15 @@ class LawRun {
  private:
   static constexpr std::int64_t kBudget = 48;
   static constexpr std::int32_t kTenantSequences = 2;
+  static constexpr std::int32_t kMaxPins = 3;
 
   [[nodiscard]] Capabilities capabilities() const {
     Capabilities caps;
     caps.max_tokens = 160;
     caps.max_sequences = mix_.pressure == 0 ? 8 : 12;
-    caps.in_order = mix_.host != 3 || mix_.pool == 3 || mix_.pool >= 5;
-    caps.swap = mix_.pool >= 5;
+    const bool has_tiers = mix_.pool == 5 || mix_.pool == 6;
+    caps.in_order = mix_.host != 3 || mix_.pool == 3 || has_tiers || has_states();
+    caps.swap = has_tiers;
     caps.future_tokens = mix_.host >= 2;
     caps.partial_copy = mix_.partial == 1;
     if (mix_.pool == 3) {
@@ -183,6 +192,32 @@ class LawRun {
     return caps;
   }
   [[nodiscard]] std::int64_t num_blocks() const { return mix_.pressure == 0 ? 1100 : 24; }
+  [[nodiscard]] bool has_states() const { return mix_.pool == 8 || mix_.pool == 9; }
+  [[nodiscard]] bool has_pins() const { return mix_.pool == 4 || mix_.pool == 9; }
+  /// A group beside the first, with `spare` blocks more than all rows need.
+  [[nodiscard]] KvGroupConfig group(const GroupSpec& spec, std::int64_t spare) const {
+    const Capabilities caps = capabilities();
+    const std::int32_t pins = has_pins() ? kMaxPins + 1 : 0;
+    return {spec, spare + GroupedPool<>::blocks_needed(spec, {.max_rows = caps.max_sequences + pins,
+                                                              .max_context_tokens = 512,
+                                                              .max_plans_in_flight = depth(),
+                                                              .in_order = caps.in_order,
+                                                              .max_step_tokens = caps.max_tokens})};
+  }
+  [[nodiscard]] GroupedPool<>::Config grouped() const {
+    GroupedPool<>::Config config;
+    config.pool = {.num_blocks = num_blocks(), .block_size = 4};
+    if (has_states()) {
+      config.groups[0] = group({GroupKind::Window, 4, 7}, 6);
+      config.groups[1] = group({GroupKind::Recurrent, 1, 0}, 9);
+      config.snapshot_interval_tokens = mix_.pressure == 0 ? 8 : 4;
+      config.align_chunks = mix_.splitter == 0;
+    } else {
+      config.groups[0] = group({GroupKind::Window, 2, 5}, mix_.pressure == 0 ? 60 : 0);
+      config.groups[1] = group({GroupKind::Window, 8, 17}, 10);
+    }
+    return config;
+  }
   [[nodiscard]] int depth() const {
     constexpr int kDepths[] = {1, 2, 3, 8};
     return kDepths[mix_.host];
@@ -197,12 +232,16 @@ class LawRun {
     sequence_pool_.emplace(SequencePool::Config{.num_tokens = blocks * 4 + 3, .block_size = 4});
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks, .block_size = 4, .prefix_caching = mix_.pool == 0});
-    pinning_.emplace(Pinning<BlockPool<>>::Config{
-        .pool = {.num_blocks = blocks, .block_size = 4}, .max_pins = 3, .share_permille = 300});
+    pinning_.emplace(Pinning<BlockPool<>>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
+                                                  .max_pins = kMaxPins,
+                                                  .share_permille = 300});
     tiered_.emplace(TieredPool<>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
                                          .num_host_blocks = 60,
                                          .min_load_blocks = 1});
     build_stored(blocks);
+    grouped_.emplace(grouped());
+    grouped_pins_.emplace(Pinning<GroupedPool<>>::Config{
+        .pool = grouped(), .max_pins = kMaxPins, .share_permille = 300});
     FcfsAdmission::Config admission;
     admission.compose = static_cast<FcfsAdmission::Compose>(mix_.compose);
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
@@ -230,7 +269,8 @@ class LawRun {
     AnyKVCachePool pools[] = {AnyKVCachePool(*pool_),     AnyKVCachePool(*pool_),
                               AnyKVCachePool(null_pool_), AnyKVCachePool(*sequence_pool_),
                               AnyKVCachePool(*pinning_),  AnyKVCachePool(*tiered_),
-                              AnyKVCachePool(*stored_)};
+                              AnyKVCachePool(*stored_),   AnyKVCachePool(*grouped_),
+                              AnyKVCachePool(*grouped_),  AnyKVCachePool(*grouped_pins_)};
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),
@@ -240,8 +280,9 @@ class LawRun {
     config.max_queued_tokens = 6000;
     config.max_context_tokens = 512;
     config.max_plans_in_flight = depth();
-    config.max_draft_tokens = mix_.extras >= 2 ? 4 : 0;
-    executor_.max_drafts = mix_.extras >= 2 ? 5 : 0;
+    const bool has_drafts = mix_.extras >= 2 && !has_states();
+    config.max_draft_tokens = has_drafts ? 4 : 0;
+    executor_.max_drafts = has_drafts ? 5 : 0;
     config.resource_caps[0] = 3;
     config.flight_log_bytes = log_kind_ == LawLog::Off ? 0 : 1 << 20;
     config.flight_log_prompts = log_kind_ == LawLog::Full;
@@ -255,7 +296,7 @@ class LawRun {
       return;
     }
     scheduler_.emplace(std::move(made).value());
-    const std::int64_t usable = blocks - (mix_.pool == 4 ? blocks * 300 / 1000 : 0);
+    const std::int64_t usable = blocks - (has_pins() ? blocks * 300 / 1000 : 0);
     kv_limit_ = mix_.pool == 2 ? 512 : std::min<std::int64_t>(512, usable * 4);
     executor_.tolerates_garbage = mix_.faults > 0;
     if (mix_.faults > 0) {
@@ -344,7 +385,7 @@ class LawRun {
         break;
       case 5:
         events_.drain(*scheduler_);
-        if (mix_.pool == 4) {
+        if (has_pins()) {
           pin();
         }
         break;
@@ -826,6 +867,8 @@ class LawRun {
   std::optional<TieredPool<>> tiered_;
   std::optional<MemoryStore> store_;
   std::optional<TieredPool<BlockPool<>, AnyKVTier>> stored_;
+  std::optional<GroupedPool<>> grouped_;
+  std::optional<Pinning<GroupedPool<>>> grouped_pins_;
   std::optional<FcfsAdmission> fcfs_;
   std::optional<PriorityAging> priority_;
   std::optional<EarliestDeadline> deadline_;

@@ -195,6 +195,9 @@ class ToyExecutor {
   std::int64_t swaps_out = 0;
   std::int64_t swaps_in = 0;
   std::int64_t prefix_copies = 0;  ///< For rows that begin with them.
+  std::int64_t window_reads = 0;
+  std::int64_t state_reads = 0;
+  std::int64_t group_copies = 0;  ///< In groups beside the first.
 
   /// Does what a host that addresses KV by sequence has to do for a plan in any case.
   void apply_row_ops(std::span<const RowOp> ops) {
@@ -235,6 +238,7 @@ class ToyExecutor {
     apply_swaps(plan, true);
     apply_copies(plan);
     apply_swaps(plan, false);
+    apply_zeroes(plan);
     if (capabilities_.sequence_handles > 0) {
       apply_row_ops(plan.row_ops);
     }
@@ -269,6 +273,7 @@ class ToyExecutor {
       }
       std::int32_t accepted = 0;
       const bool is_beam = is_beam_step(chunk);
+      is_untouched_ = outcome.kind == OutcomeKind::NotRun;
       const bool is_clean = run(plan, chunk, ran, outcome.kind != OutcomeKind::Ok, accepted);
       beams_clean_ = beams_clean_ && is_clean && outcome.kind == OutcomeKind::Ok;
       for (std::int32_t n = 0; n < chunk.num_samples; ++n) {
@@ -367,9 +372,17 @@ class ToyExecutor {
   }
 
   void apply_deltas(const StepPlan& plan) {
-    for (const GroupPlan& group : plan.groups) {
-      for (const BlockDelta& d : group.deltas) {
-        std::vector<std::int32_t>& table = tables_[d.row.value];
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      for (const BlockDelta& d : plan.groups[g].deltas) {
+        std::vector<std::int32_t>& table = table_of(g, d.row);
+        if (d.block == kNoBlock) {
+          if (plan.groups[g].spec.kind != GroupKind::Window) {
+            fail("a delta without a block outside of a window");
+          }
+          table.resize(std::max(table.size(), static_cast<std::size_t>(d.index) + 1), -1);
+          std::fill(table.begin(), table.begin() + d.index + 1, -1);
+          continue;
+        }
         if (d.index == 0) {
           table.clear();
         }
@@ -402,29 +415,51 @@ class ToyExecutor {
   }
 
   void apply_copies(const StepPlan& plan) {
-    for (const GroupPlan& group : plan.groups) {
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      const GroupPlan& group = plan.groups[g];
       std::set<std::int32_t> targets;
       for (const BlockCopy& copy : group.copies) {
-        if (!targets.insert(copy.target.value).second) {
-          fail("two copies to one block");
-        }
-        prefix_copies += std::any_of(group.deltas.begin(), group.deltas.end(),
-                                     [&](const BlockDelta& d) { return d.block == copy.target; })
-                             ? 1
-                             : 0;
+        targets.insert(copy.target.value);
+        group_copies += g > 0 ? 1 : 0;
+        prefix_copies +=
+            g == 0 && std::any_of(group.deltas.begin(), group.deltas.end(),
+                                  [&](const BlockDelta& d) { return d.block == copy.target; })
+                ? 1
+                : 0;
+      }
+      if (targets.size() != group.copies.size()) {
+        fail("two copies have one target");
       }
       for (const BlockCopy& copy : group.copies) {
-        if (targets.count(copy.source.value) != 0 || copy.num_tokens < 1 ||
-            copy.num_tokens >= group.spec.block_size) {
-          fail("a copy of what another copy makes, or not of the front of a block");
+        if (targets.count(copy.source.value) != 0) {
+          fail("a chain of copies");
+        }
+        if (g == 0 && (copy.num_tokens < 1 || copy.num_tokens >= group.spec.block_size)) {
+          fail("a copy that is not of the front of a block");
         }
         for (std::int32_t i = 0; i < group.spec.block_size; ++i) {
           const std::int64_t to = std::int64_t{copy.target.value} * group.spec.block_size + i;
           const std::int64_t from = std::int64_t{copy.source.value} * group.spec.block_size + i;
-          kv_[to] = i < copy.num_tokens ? kv_[from] : kGarbageKv;
+          kv_at(g, to) = i < copy.num_tokens ? kv_at(g, from) : kGarbageKv;
         }
       }
     }
+  }
+
+  void apply_zeroes(const StepPlan& plan) {
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      for (const BlockId block : plan.groups[g].zeroes) {
+        for (std::int32_t i = 0; i < plan.groups[g].spec.block_size; ++i) {
+          kv_at(g, std::int64_t{block.value} * plan.groups[g].spec.block_size + i) = kZeroState;
+        }
+      }
+    }
+  }
+  std::vector<std::int32_t>& table_of(std::size_t group, Row row) {
+    return tables_[row.value + static_cast<std::int32_t>(group) * 100000];
+  }
+  std::uint64_t& kv_at(std::size_t group, std::int64_t slot) {
+    return kv_[slot + (static_cast<std::int64_t>(group) << 40)];
   }
 
   void check_shape(const StepPlan& plan) {
@@ -569,7 +604,7 @@ class ToyExecutor {
       return is_clean;
     }
     const std::int32_t block_size = plan.groups[0].spec.block_size;
-    const std::vector<std::int32_t>& table = tables_[chunk.row.value];
+    const std::vector<std::int32_t>& table = table_of(0, chunk.row);
     auto slot_of = [&](std::int32_t p) {
       const auto index = static_cast<std::size_t>(p / block_size);
       if (index >= table.size()) {
@@ -586,8 +621,17 @@ class ToyExecutor {
                 std::to_string(p) + " of " + std::to_string(chunk.context_length));
       }
     }
+    for (std::size_t g = 1; g < plan.groups.size() && ran > 0 && is_clean; ++g) {
+      if (!reads_group(plan.groups[g].spec, g, chunk)) {
+        garbage("reads foreign KV of group " + std::to_string(g) + " at position " +
+                std::to_string(chunk.first_position));
+      }
+    }
     if (!is_clean) {
       accepted = 0;
+    }
+    for (std::size_t g = 1; g < plan.groups.size(); ++g) {
+      write_group(plan, g, chunk, end, is_clean, spoil || has_drafts);
     }
     for (std::int32_t p = chunk.first_position; p < chunk.first_position + chunk.num_tokens; ++p) {
       const std::int64_t slot = slot_of(p);
@@ -604,6 +648,56 @@ class ToyExecutor {
       }
     }
     return is_clean;
+  }
+
+  /// Slot of a position in a group beside the first, -1 = there is none.
+  std::int64_t group_slot(const GroupSpec& spec, std::size_t g, const Chunk& chunk,
+                          std::int32_t p) {
+    const std::vector<std::int32_t>& table = table_of(g, chunk.row);
+    const auto index =
+        static_cast<std::size_t>(spec.kind == GroupKind::Recurrent ? 0 : p / spec.block_size);
+    return index < table.size() && table[index] >= 0
+               ? std::int64_t{table[index]} * spec.block_size + p % spec.block_size
+               : -1;
+  }
+  /// True if what the chunk's first token reads is what it should see; later ones see less of it.
+  bool reads_group(const GroupSpec& spec, std::size_t g, const Chunk& chunk) {
+    const std::uint64_t tag = chunk.user_data;
+    const std::int32_t first = chunk.first_position;
+    if (spec.kind == GroupKind::Recurrent) {
+      ++state_reads;
+      const std::int64_t slot = group_slot(spec, g, chunk, first);
+      return slot >= 0 &&
+             kv_at(g, slot) == (first == 0 ? kZeroState : chain(tag, chunk.sample, first - 1));
+    }
+    for (std::int32_t p = std::max(0, first - spec.window + 1); p < first; ++p) {
+      ++window_reads;
+      const std::int64_t slot = group_slot(spec, g, chunk, p);
+      if (slot < 0 || kv_at(g, slot) != chain(tag, chunk.sample, p)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  /// Positions up to `end` are written, the rest of the chunk is perhaps spoiled.
+  void write_group(const StepPlan& plan, std::size_t g, const Chunk& chunk, std::int32_t end,
+                   bool is_clean, bool spoil) {
+    spoil = spoil && !(is_untouched_ && plan.groups[g].spec.kind == GroupKind::Recurrent);
+    const GroupPlan& group = plan.groups[g];
+    const std::int32_t last = chunk.first_position + chunk.num_tokens;
+    for (std::int32_t p = chunk.first_position; p < last; ++p) {
+      const std::int64_t slot = group_slot(group.spec, g, chunk, p);
+      const auto t = static_cast<std::size_t>(chunk.first_token + p - chunk.first_position);
+      if (slot < 0 || group.token_slots[t].value != slot) {
+        fail("a token slot of group " + std::to_string(g) + " differs from the block table");
+        return;
+      }
+      if (p < end) {
+        kv_at(g, slot) = is_clean ? chain(chunk.user_data, chunk.sample, p) : kGarbageKv;
+      } else if (spoil) {
+        kv_at(g, slot) = kGarbageKv;
+      }
+    }
   }
 
   /// Reads and writes the KV of a host that addresses it by sequence: positions without a gap,
@@ -663,6 +757,7 @@ class ToyExecutor {
 
   static constexpr Token kGarbageToken = 777777;
   static constexpr std::uint64_t kGarbageKv = 0xDEAD;
+  static constexpr std::uint64_t kZeroState = 0;
 
   Capabilities capabilities_;
   SplitMix64 rng_;
@@ -671,6 +766,7 @@ class ToyExecutor {
       chains_;
   mutable std::map<std::pair<std::uint64_t, std::int64_t>, ToyBeams> beams_;
   std::int64_t beam_step_ = 0;  // of the chunk under way, 0 = no beam
+  bool is_untouched_ = false;   // nothing of the chunk under way ran: its state is what it was
   bool beams_clean_ = true;     // all beams so far of the request under way ran
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> tables_;
   std::unordered_map<std::int64_t, std::uint64_t> kv_;

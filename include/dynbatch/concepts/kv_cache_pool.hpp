@@ -8,6 +8,7 @@
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/detail/optional_loads.hpp>
+#include <dynbatch/concepts/detail/optional_pool.hpp>
 #include <dynbatch/concepts/ladder.hpp>
 #include <dynbatch/model/kv_event.hpp>
 #include <dynbatch/model/kv_group.hpp>
@@ -32,6 +33,7 @@ struct PoolAttachment {
   bool in_order = true;               ///< Executor::capabilities().in_order.
   std::int32_t sequence_handles = 0;  ///< Of a sequence-addressed host; 0 = it addresses blocks.
   bool partial_copy = false;          ///< Executor::capabilities().partial_copy.
+  std::int64_t max_step_tokens = 0;   ///< Most tokens of a plan; 0 = not bounded.
 };
 
 /// Most row operations that a pool for a host with so many sequence handles tells at once.
@@ -157,81 +159,6 @@ consteval bool check_kv_cache_pool() {
 }
 #undef DYNBATCH_POOL_RUNG
 
-namespace detail {
-
-/// What pools have beyond the concept: for sequence-addressed hosts row operations (all of the
-/// first three or none), for tiers of memory moves between them (both of the next two or
-/// neither), for matches that end inside a block the end of its copy.
-template <class P>
-struct OptionalPool {
-  static constexpr bool kHasRowOps =
-      requires(P& p, std::span<RowOp> ops, Row row, std::int64_t tokens) {
-        { p.drain_row_ops(ops) } noexcept -> std::same_as<std::size_t>;
-        { p.rewind(row, tokens) } noexcept -> std::same_as<void>;
-        { p.must_leave(row) } noexcept -> std::same_as<bool>;
-      };
-  static constexpr bool kHasSwaps =
-      requires(P& p, std::span<BlockSwap> out, std::span<const BlockSwap> in, PlanId plan) {
-        { p.drain_swaps(out, plan) } noexcept -> std::same_as<std::size_t>;
-        { p.lose_swaps(in) } noexcept -> std::same_as<void>;
-      };
-  static constexpr bool kHasCopies = requires(P& p, Row row) {
-    { p.finish_copy(row) } noexcept -> std::same_as<void>;
-  };
-  static void finish_copy(P& pool, Row row) noexcept {
-    if constexpr (kHasCopies) {
-      pool.finish_copy(row);
-    }
-  }
-  static std::size_t drain_swaps(P& pool, std::span<BlockSwap> swaps, PlanId plan) noexcept {
-    if constexpr (kHasSwaps) {
-      return pool.drain_swaps(swaps, plan);
-    } else {
-      return 0;
-    }
-  }
-  static void lose_swaps(P& pool, std::span<const BlockSwap> swaps) noexcept {
-    if constexpr (kHasSwaps) {
-      pool.lose_swaps(swaps);
-    }
-  }
-  [[nodiscard]] static bool tells_swaps(const P& pool) noexcept {
-    if constexpr (requires { pool.tells_swaps(); }) {
-      return pool.tells_swaps();
-    } else {
-      return kHasSwaps;
-    }
-  }
-  static std::size_t drain_row_ops(P& pool, std::span<RowOp> ops) noexcept {
-    if constexpr (kHasRowOps) {
-      return pool.drain_row_ops(ops);
-    } else {
-      return 0;
-    }
-  }
-  static void rewind(P& pool, Row row, std::int64_t tokens) noexcept {
-    if constexpr (kHasRowOps) {
-      pool.rewind(row, tokens);
-    }
-  }
-  [[nodiscard]] static bool must_leave(const P& pool, Row row) noexcept {
-    if constexpr (kHasRowOps) {
-      return pool.must_leave(row);
-    } else {
-      return false;
-    }
-  }
-  [[nodiscard]] static bool tells_row_ops(const P& pool) noexcept {
-    if constexpr (requires { pool.tells_row_ops(); }) {
-      return pool.tells_row_ops();
-    } else {
-      return kHasRowOps;
-    }
-  }
-};
-
-}  // namespace detail
-
 /// A view of any KVCachePool for run-time choice; the caller keeps the model alive.
 class AnyKVCachePool {
  public:
@@ -310,6 +237,24 @@ class AnyKVCachePool {
   void name_blocks(const SequenceContentView& c) const noexcept {
     table_->loads.name_blocks(self_, c);
   }
+  /// Whether the model serves further groups; else the next six do nothing.
+  [[nodiscard]] bool tells_groups() const noexcept { return table_->tells_groups; }
+  void plan_chunk(Row row, std::int64_t end, PlanId plan) noexcept {
+    table_->plan_chunk(self_, row, end, plan);
+  }
+  void advance(Row row, std::int64_t processed, std::int64_t planned) noexcept {
+    table_->advance(self_, row, processed, planned);
+  }
+  std::size_t drain_copies(std::size_t group, std::span<BlockCopy> copies, PlanId plan) noexcept {
+    return table_->drain_copies(self_, group, copies, plan);
+  }
+  std::size_t drain_zeroes(std::size_t group, std::span<BlockId> blocks) noexcept {
+    return table_->drain_zeroes(self_, group, blocks);
+  }
+  void lose_plan(PlanId plan) noexcept { table_->lose_plan(self_, plan); }
+  [[nodiscard]] std::int64_t chunk_length(std::int64_t first, std::int64_t tokens) const noexcept {
+    return table_->chunk_length(self_, first, tokens);
+  }
 
  private:
   struct Table {
@@ -342,8 +287,15 @@ class AnyKVCachePool {
     void (*lose_swaps)(void*, std::span<const BlockSwap>) noexcept;
     void (*finish_copy)(void*, Row) noexcept;
     detail::LoadTable loads;
+    void (*plan_chunk)(void*, Row, std::int64_t, PlanId) noexcept;
+    void (*advance)(void*, Row, std::int64_t, std::int64_t) noexcept;
+    std::size_t (*drain_copies)(void*, std::size_t, std::span<BlockCopy>, PlanId) noexcept;
+    std::size_t (*drain_zeroes)(void*, std::size_t, std::span<BlockId>) noexcept;
+    void (*lose_plan)(void*, PlanId) noexcept;
+    std::int64_t (*chunk_length)(const void*, std::int64_t, std::int64_t) noexcept;
     bool tells_row_ops;
     bool tells_swaps;
+    bool tells_groups;
   };
   template <class P>
   static constexpr Table kTable{
@@ -400,8 +352,27 @@ class AnyKVCachePool {
       },
       [](void* p, Row r) noexcept { detail::OptionalPool<P>::finish_copy(*static_cast<P*>(p), r); },
       detail::kLoadTable<P>,
+      [](void* p, Row r, std::int64_t end, PlanId plan) noexcept {
+        detail::OptionalPool<P>::plan_chunk(*static_cast<P*>(p), r, end, plan);
+      },
+      [](void* p, Row r, std::int64_t processed, std::int64_t planned) noexcept {
+        detail::OptionalPool<P>::advance(*static_cast<P*>(p), r, processed, planned);
+      },
+      [](void* p, std::size_t g, std::span<BlockCopy> copies, PlanId plan) noexcept {
+        return detail::OptionalPool<P>::drain_copies(*static_cast<P*>(p), g, copies, plan);
+      },
+      [](void* p, std::size_t g, std::span<BlockId> blocks) noexcept {
+        return detail::OptionalPool<P>::drain_zeroes(*static_cast<P*>(p), g, blocks);
+      },
+      [](void* p, PlanId plan) noexcept {
+        detail::OptionalPool<P>::lose_plan(*static_cast<P*>(p), plan);
+      },
+      [](const void* p, std::int64_t first, std::int64_t tokens) noexcept {
+        return detail::OptionalPool<P>::chunk_length(*static_cast<const P*>(p), first, tokens);
+      },
       detail::OptionalPool<P>::kHasRowOps,
-      detail::OptionalPool<P>::kHasSwaps};
+      detail::OptionalPool<P>::kHasSwaps,
+      detail::OptionalPool<P>::kHasGroups};
 
   void* self_;
   const Table* table_;

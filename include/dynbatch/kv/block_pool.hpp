@@ -12,6 +12,7 @@
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/kv/block_store.hpp>
 #include <dynbatch/kv/detail/content_cursor.hpp>
+#include <dynbatch/kv/detail/prefix_key.hpp>
 #include <dynbatch/kv/detail/verified_path.hpp>
 #include <dynbatch/kv/eviction_order.hpp>
 #include <dynbatch/kv/lru.hpp>
@@ -171,6 +172,16 @@ class BlockPool {
   [[nodiscard]] PlanId newest_pending(std::span<const BlockId> blocks) const noexcept {
     const std::uint64_t newest = newest_plan_of(blocks);
     return newest > settled_ ? PlanId{newest} : kNoPlan;
+  }
+
+  /// The prefix that ends with a block, or none: for what is kept beside it.
+  [[nodiscard]] detail::PrefixKey prefix_key(BlockId block) const noexcept {
+    const PrefixNode node = config_.prefix_caching ? index_.node_of(block) : kNoNode;
+    return node == kNoNode ? detail::PrefixKey{}
+                           : detail::PrefixKey{node.value, index_.id_of(node).value};
+  }
+  [[nodiscard]] bool is_prefix(const detail::PrefixKey& key) const noexcept {
+    return key.id != 0 && index_.is_alive(PrefixNode{key.place}, PrefixId{key.id});
   }
 
   /// Leading blocks of a row that it has entered in the index or found there.

@@ -13,6 +13,7 @@
 #include <dynbatch/model/kv_group.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/model/stats.hpp>
+#include <dynbatch/model/step_plan.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Adds pin() to a pool of one group. A pin is a row of the inner pool that no sequence uses: its
+/// Adds pin() to a pool of blocks. A pin is a row of the inner pool that no sequence uses: its
 /// blocks are referenced, so no eviction order ever meets them. Pins are bounded in number and in
 /// blocks, and each has an end. can_ever_fit() leaves room for the most that pins may hold, so that
 /// what was accepted always fits.
@@ -35,6 +36,8 @@ class Pinning {
                 "See docs/policies/kv_cache_pool.md");
 
  public:
+  static constexpr bool kHasGroups = detail::OptionalPool<Pool>::kHasGroups;
+
   struct Config {
     typename Pool::Config pool{};
     std::int32_t max_pins = 64;         ///< Prefixes pinned at once, in [1, 65536].
@@ -178,6 +181,43 @@ class Pinning {
       return {Errc::InternalError, "pins", pinned, num_pinned_, "wrong counter"};
     }
     return pool_.check();
+  }
+
+  // What a pool of several groups has beyond the concept.
+  void plan_chunk(Row row, std::int64_t end, PlanId plan) noexcept
+    requires kHasGroups
+  {
+    pool_.plan_chunk(row, end, plan);
+  }
+  void advance(Row row, std::int64_t processed, std::int64_t planned) noexcept
+    requires kHasGroups
+  {
+    pool_.advance(row, processed, planned);
+  }
+  std::size_t drain_copies(std::size_t group, std::span<BlockCopy> copies, PlanId plan) noexcept
+    requires kHasGroups
+  {
+    return pool_.drain_copies(group, copies, plan);
+  }
+  std::size_t drain_zeroes(std::size_t group, std::span<BlockId> blocks) noexcept
+    requires kHasGroups
+  {
+    return pool_.drain_zeroes(group, blocks);
+  }
+  void lose_plan(PlanId plan) noexcept
+    requires kHasGroups
+  {
+    pool_.lose_plan(plan);
+  }
+  [[nodiscard]] std::int64_t chunk_length(std::int64_t first, std::int64_t tokens) const noexcept
+    requires kHasGroups
+  {
+    return pool_.chunk_length(first, tokens);
+  }
+  [[nodiscard]] bool must_leave(Row row) const noexcept
+    requires kHasGroups
+  {
+    return pool_.must_leave(row);
   }
 
   [[nodiscard]] Pool& pool() noexcept { return pool_; }

@@ -39,8 +39,11 @@ struct Chunk {
 [[nodiscard]] constexpr bool is_future_token(Token token) noexcept { return token < 0; }
 [[nodiscard]] constexpr Row row_of_future_token(Token token) noexcept { return Row{-1 - token}; }
 
-/// "Entry `index` of `row`'s block table is `block`." Applied in order; index 0 of a row begins a
-/// residence.
+/// "Entry `index` of `row`'s block table is `block`, and what was behind it is void." Applied in
+/// order. Without a block it says instead: "the entries up to and including `index` hold nothing
+/// (any more)", what is behind them stays; only groups of windows have that. Index 0 with a block
+/// begins a residence; one that begins behind a window's start begins with entries that hold
+/// nothing.
 struct BlockDelta {
   Row row{};
   std::int32_t index = 0;
@@ -62,9 +65,12 @@ struct BlockSwap {
   bool to_host = true;
 };
 
-/// What one KV group needs in this step. Order: swaps to the host read first, then copies, then
-/// swaps from the host and zeroing, then the forward pass writes. A plan that is committed has made
-/// its swaps.
+/// What one KV group needs in this step. The first group is the one of full attention. In a group
+/// of windows each token reads the last `spec.window` positions, its own included. In a recurrent
+/// group a block is a state and a row's table is one entry: every token's slot is its row's state,
+/// which the chunk replaces; a copy moves a whole state (num_tokens = 1). Order: swaps to the host
+/// read first, then copies, then swaps from the host and zeroing, then the forward pass writes. A
+/// plan that is committed has made its swaps.
 struct GroupPlan {
   GroupSpec spec{};
   std::span<const TokenSlot> token_slots{};  ///< [num_tokens] where each token's KV goes.

@@ -28,6 +28,7 @@
 #include <dynbatch/scheduler/detail/core_end.hpp>
 #include <dynbatch/scheduler/detail/core_evict.hpp>
 #include <dynbatch/scheduler/detail/core_flight.hpp>
+#include <dynbatch/scheduler/detail/core_groups.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
 #include <dynbatch/scheduler/detail/core_loads.hpp>
 #include <dynbatch/scheduler/detail/core_queue.hpp>
@@ -154,12 +155,13 @@ class Scheduler {
   /// are valid until the next poll().
   std::size_t poll(std::span<Event> out) noexcept { return core_->poll(out); }
 
-  /// Writes the full block table of each chunk's sequence, for hosts without resident tables: chunk
-  /// c's table begins at out[c * stride], entries behind its end are kNoBlock. InvalidArgument if a
-  /// table is longer than `stride` or `out` is too small. O(chunks * stride).
-  Status materialize(const StepPlan& plan, std::span<BlockId> out,
-                     std::size_t stride) const noexcept {
-    return core_->materialize(plan, out, stride);
+  /// Writes the full block table of each chunk's sequence in one of the plan's groups, for hosts
+  /// without resident tables: chunk c's table begins at out[c * stride], entries behind its end
+  /// (and those that a window has left behind) are kNoBlock. InvalidArgument if a table is longer
+  /// than `stride`, `out` is too small or there is no such group. O(chunks * stride).
+  Status materialize(const StepPlan& plan, std::span<BlockId> out, std::size_t stride,
+                     std::size_t group = 0) const noexcept {
+    return core_->materialize(plan, out, stride, group);
   }
 
   /// Leading blocks that the tables of all running sequences have in common, for cascade attention;
@@ -169,9 +171,9 @@ class Scheduler {
   }
 
   /// Keeps the first `tokens` positions of a cached prefix from eviction until `until` (a pool such
-  /// as Pinning<BlockPool<>>); pinning it again prolongs. `media` are the prompt's items. What its pool answers: NotSupported,
-  /// NotFound if not all of it is cached, QueueFull beyond the pool's bounds. Record: the flight
-  /// log holds pins. O(tokens).
+  /// as Pinning<BlockPool<>>); pinning it again prolongs. `media` are the prompt's items. What its
+  /// pool answers: NotSupported, NotFound if not all of it is cached, QueueFull beyond the pool's
+  /// bounds. Record: the flight log holds pins. O(tokens).
   Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
              std::span<const MediaSpan> media = {}) noexcept {
     return core_->pin(prompt, scope, tokens, until, media);

@@ -4,6 +4,7 @@
 #include <dynbatch/kv/belady.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
+#include <dynbatch/kv/grouped_pool.hpp>
 #include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/null_pool.hpp>
@@ -155,6 +156,17 @@ TEST_CASE("A pool with pins obeys the laws") {
   const std::int64_t num_blocks = GENERATE(8, 20, 60);
   INFO("blocks " << num_blocks);
   Pinning<BlockPool<>> pool({.pool = {.num_blocks = num_blocks, .block_size = 4}, .max_pins = 3});
+  obeys(pool);
+}
+
+TEST_CASE("A pool with further groups obeys the laws") {
+  const std::int64_t num_blocks = GENERATE(8, 20, 60);
+  INFO("blocks " << num_blocks);
+  GroupedPool<>::Config config;
+  config.pool = {.num_blocks = num_blocks, .block_size = 4};
+  config.groups[0] = {{GroupKind::Window, 2, 5}, 200};
+  config.groups[1] = {{GroupKind::Recurrent, 1, 0}, 9};
+  GroupedPool<> pool(config);
   obeys(pool);
 }
 

@@ -91,8 +91,8 @@ class SchedulerCore {
   Policies& policies() noexcept { return policies_; }
   [[nodiscard]] const Policies& policies() const noexcept { return policies_; }
   [[nodiscard]] Status check() const noexcept;
-  Status materialize(const StepPlan& plan, std::span<BlockId> out,
-                     std::size_t stride) const noexcept;
+  Status materialize(const StepPlan& plan, std::span<BlockId> out, std::size_t stride,
+                     std::size_t group) const noexcept;
   Status make_result(StepResultBuffer& buffer) const noexcept {
     return buffer.allocate(caps_.max_sequences, caps_.max_sequences,
                            caps_.max_sequences * (1 + config_.max_draft_tokens),
@@ -257,6 +257,23 @@ class SchedulerCore {
     return policies_.pool.stats().available_blocks() - held_blocks_;
   }
 
+  // core_groups.hpp
+  /// Known at compile time for pools of one group, which then cost nothing more.
+  [[nodiscard]] bool has_more_groups() const noexcept {
+    return PoolOptions::kHasGroups && num_groups_ > 1;
+  }
+  [[nodiscard]] Status check_groups(std::span<const GroupSpec> groups) const noexcept;
+  [[nodiscard]] Status allocate_groups(std::span<const GroupSpec> groups,
+                                       std::int64_t max_tokens) noexcept;
+  void write_groups(PlanRecord& record, std::int32_t row, const Chunk& chunk) noexcept;
+  void close_group_gaps(PlanRecord& record, std::size_t to, std::size_t from,
+                        std::size_t n) noexcept;
+  void drop_group_deltas(PlanRecord& record) noexcept;
+  void seal_groups(PlanRecord& record) noexcept;
+  void advance_groups(std::int32_t row) noexcept;
+  void forget_told(std::int32_t row) noexcept;
+  void keep_states(const Chunk& chunk, const ChunkUndo& undo, PlanId plan) noexcept;
+
   // core_settle.hpp
   [[nodiscard]] Status validate_result(const StepPlan& plan,
                                        const StepResult& result) const noexcept;
@@ -376,6 +393,8 @@ class SchedulerCore {
   std::int32_t block_size_ = 0;    // 0 = the pool has no blocks
   std::int32_t block_shift_ = -1;  // log2(block_size_) where it is a power of two
   GroupSpec group_{};
+  std::size_t num_groups_ = 0;
+  bool has_states_ = false;  // a group is recurrent
   bool shares_prefixes_ = false;
   bool by_sequence_ = false;  // the host addresses KV by sequence: row operations, no block tables
   FixedVector<std::int32_t> graph_sizes_;  // ascending
@@ -426,6 +445,8 @@ class SchedulerCore {
   std::int32_t batch_rows_ = 0;  // rows of the padded batch under way
   std::int32_t batch_context_ = 0;
   bool prefill_skipped_ = false;  // the budget left no token for a started prefill
+
+  Buffer<ToldTable> told_[kMaxGroups - 1];  // of the groups beside the first, by row
 
   // Plans.
   std::unique_ptr<PlanRecord[]> plans_;

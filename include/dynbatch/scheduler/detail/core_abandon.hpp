@@ -119,6 +119,7 @@ Status SchedulerCore<P>::abandon(const StepPlan& plan, AbandonReason why,
   for (std::int32_t p = first; p < num_in_flight_; ++p) {
     lose_copies(in_flight_plan(p));
     lose_moves(in_flight_plan(p));
+    PoolOptions::lose_plan(policies_.pool, in_flight_plan(p).plan.id);
   }
   reset_readers();
   for (std::int32_t p = num_in_flight_ - 1; p >= first; --p) {

@@ -182,6 +182,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     budget.tokens = max_of(budget.tokens, n);
     budget.prefill_tokens = max_of(budget.prefill_tokens, n);
   }
+  if (has_more_groups() && !record.atomic_prefill) {
+    n = PoolOptions::chunk_length(policies_.pool, match.num_tokens, n);
+  }
   if (block_size_ > 0) {
     const std::int64_t room =
         (spare - match.idle_blocks + match.num_blocks - fork_blocks) * block_size_;

@@ -167,6 +167,9 @@ void SchedulerCore<P>::settle_beams(const PlanRecord& record, std::size_t first,
     RowState& r = rows_[static_cast<std::size_t>(row_of(i))];
     r.committed = record.chunks[first + static_cast<std::size_t>(i)].context_length;
     --r.pending_samples;
+    if (has_more_groups()) {
+      advance_groups(row_of(i));
+    }
   }
   const std::size_t n = continuations.size();
   assign_beams({parents, n}, width, {targets, n});
@@ -222,7 +225,8 @@ bool SchedulerCore<P>::replant_beam(std::int32_t source, std::int32_t target) no
     r.table_tokens = static_cast<std::int32_t>(blocks) * block_size_;
     r.told_blocks = same;
     hold_blocks(r, max_of<std::int64_t>(beam_blocks(desk_[r.slot]) - blocks, 0));
-    if (length % block_size_ != 0) {
+    forget_told(target);
+    if (length % block_size_ != 0 || has_more_groups()) {
       lend(source, target, {from[to.size() - 1], to.back(), length % block_size_}, length);
     }
     if (shares_prefixes_) {

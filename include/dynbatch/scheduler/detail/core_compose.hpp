@@ -283,6 +283,9 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       budget.tokens = max_of(budget.tokens, n);
       budget.prefill_tokens = max_of(budget.prefill_tokens, n);
     }
+    if (has_more_groups() && whole == 0) {
+      n = PoolOptions::chunk_length(policies_.pool, r.planned, n);
+    }
     if (n > 0 && block_size_ > 0) {
       const std::int64_t missing = blocks_for(r.planned + n) - blocks_for(r.table_tokens);
       if (missing > spare_blocks() + r.held_blocks) {

@@ -21,14 +21,8 @@ Status SchedulerCore<P>::initialise() noexcept {
     return s;
   }
   const std::span<const GroupSpec> groups = pool.groups();
-  if (groups.size() > 1) {
-    return {Errc::NotSupported, "pool.groups", static_cast<std::int64_t>(groups.size()), 1,
-            "this version runs one KV group"};
-  }
-  if (!caps_.groups.empty() &&
-      (caps_.groups.size() != groups.size() || !(caps_.groups[0] == groups[0]))) {
-    return {Errc::InvalidConfig, "capabilities.groups", caps_.groups[0].block_size,
-            groups.empty() ? 0 : groups[0].block_size, "differs from the pool's groups"};
+  if (const Status s = check_groups(groups); !s) {
+    return s;
   }
   const auto largest_fit = [&pool](std::int64_t high) {  // that an otherwise idle pool holds
     std::int64_t low = 0;
@@ -47,12 +41,16 @@ Status SchedulerCore<P>::initialise() noexcept {
   if (kv_limit_ < 1) {
     return {Errc::InvalidConfig, "pool", kv_limit_, 1, "the pool holds no sequence at all"};
   }
+  // A step computes at most what all rows can hold.
+  const std::int64_t max_tokens =
+      min_of(caps_.max_tokens, saturating_mul(caps_.max_sequences, kv_limit_));
   if (const Status s = pool.attach({.max_rows = caps_.max_sequences,
                                     .max_context_tokens = kv_limit_,
                                     .max_plans_in_flight = config_.max_plans_in_flight,
                                     .in_order = caps_.in_order,
                                     .sequence_handles = caps_.sequence_handles,
-                                    .partial_copy = caps_.partial_copy && groups.size() == 1});
+                                    .partial_copy = caps_.partial_copy && groups.size() == 1,
+                                    .max_step_tokens = max_tokens});
       !s) {
     return s;
   }
@@ -141,9 +139,6 @@ Status SchedulerCore<P>::initialise() noexcept {
     return {Errc::OutOfMemory, "max_plans_in_flight", config_.max_plans_in_flight, 0,
             "allocation failed"};
   }
-  // A step computes at most what all rows can hold.
-  const std::int64_t max_tokens =
-      min_of(caps_.max_tokens, saturating_mul(caps_.max_sequences, kv_limit_));
   const std::int64_t max_deltas = block_size_ > 0 && !by_sequence_
                                       ? caps_.max_sequences * (ceil_div(kv_limit_, block_size_) + 1)
                                       : 0;
@@ -159,6 +154,9 @@ Status SchedulerCore<P>::initialise() noexcept {
         !s) {
       return s;
     }
+  }
+  if (const Status s = allocate_groups(groups, max_tokens); !s) {
+    return s;
   }
   // The host's spans need not outlive make().
   if (const Status s = graph_sizes_.allocate(caps_.graph_sizes.size(), "capabilities.graph_sizes");

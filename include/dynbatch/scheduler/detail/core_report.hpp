@@ -209,15 +209,24 @@ SchedulerStats SchedulerCore<P>::stats() const noexcept {
 
 template <class P>
 Status SchedulerCore<P>::materialize(const StepPlan& plan, std::span<BlockId> out,
-                                     std::size_t stride) const noexcept {
+                                     std::size_t stride, std::size_t group) const noexcept {
+  const GroupSpec spec = group < plan.groups.size() ? plan.groups[group].spec : group_;
+  if (group > 0 && group >= plan.groups.size()) {
+    return {Errc::InvalidArgument, "group", static_cast<std::int64_t>(group),
+            static_cast<std::int64_t>(plan.groups.size()), "no such group"};
+  }
   if (stride > 0 && plan.chunks.size() > out.size() / stride) {
     return {Errc::InvalidArgument, "out", static_cast<std::int64_t>(out.size()),
             static_cast<std::int64_t>(plan.chunks.size()), "one table a chunk"};
   }
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
-    const std::span<const BlockId> table = policies_.pool.table(0, plan.chunks[c].row);
+    const std::span<const BlockId> table = policies_.pool.table(group, plan.chunks[c].row);
     // Plans in flight may have made the table longer: this plan needs what its context covers.
-    const auto needed = static_cast<std::size_t>(blocks_for(plan.chunks[c].context_length));
+    const auto needed = static_cast<std::size_t>(
+        spec.kind == GroupKind::Recurrent
+            ? 1
+            : (group == 0 ? blocks_for(plan.chunks[c].context_length)
+                          : ceil_div(plan.chunks[c].context_length, spec.block_size)));
     if (needed > stride || needed > table.size()) {
       return {Errc::InvalidArgument, "stride", static_cast<std::int64_t>(stride),
               static_cast<std::int64_t>(needed), "a table is longer"};

@@ -67,7 +67,10 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   r.next_publish = shares_prefixes_ ? block_size_ : std::numeric_limits<std::int32_t>::max();
   r.checks_tokens = record.num_stop > 0;
   r.is_beam = record.is_beam;
-  r.sync_decode = record.sync_decode || record.is_beam;
+  // Samples fork off a recurrent state only where it stands at the prompt's end.
+  r.sync_decode =
+      record.sync_decode || record.is_beam || (has_states_ && desk_[record.root].num_samples > 1);
+  forget_told(row);
   r.is_dirty = record.is_dirty;
   r.tpot_ns = record.slo.tpot < kUnbounded ? record.slo.tpot.ns : 0;
   r.first_token_ns = record.first_token_time.ns;
@@ -169,6 +172,10 @@ template <class P>
 void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (r.lent > 0) {
+    if (has_more_groups()) {
+      r.planned = r.committed;
+      advance_groups(row);
+    }
     return;  // a fork has still to copy from its blocks: drop_fork() comes back to this
   }
   policies_.pool.release(Row{row});
@@ -244,6 +251,7 @@ void SchedulerCore<P>::roll_back(std::int32_t row, std::int32_t position, std::i
   RowState& r = rows_[static_cast<std::size_t>(row)];
   policies_.pool.withdraw(Row{row}, position);
   PoolOptions::rewind(policies_.pool, Row{row}, position);
+  forget_told(row);
   if (r.phase == RowPhase::Decode) {
     decoding_kv_ -= r.planned - position;
   }

@@ -37,6 +37,9 @@ void SchedulerCore<P>::settle_drafted(const Chunk& chunk, std::span<const Token>
                            kNoPlan);
     r.next_publish = (r.committed / block_size_ + 1) * block_size_;
   }
+  if (has_more_groups()) {
+    advance_groups(chunk.row.value);
+  }
   if (reason != FinishReason::None) {
     finish_row(chunk.row.value, reason, now, feedback);
   }
@@ -110,7 +113,7 @@ void SchedulerCore<P>::fork_sample(std::int32_t row, std::uint32_t child, Token 
       const std::span<const BlockId> from = policies_.pool.table(0, Row{row});
       const std::span<const BlockId> to = policies_.pool.table(0, Row{target});
       r.table_tokens = static_cast<std::int32_t>(to.size()) * block_size_;
-      if (length % block_size_ != 0) {
+      if (length % block_size_ != 0 || has_more_groups()) {  // other groups may have rests
         lend(row, target, {from[to.size() - 1], to.back(), length % block_size_}, length);
       }
       if (r.is_beam) {

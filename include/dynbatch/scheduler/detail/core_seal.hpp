@@ -170,12 +170,16 @@ void SchedulerCore<P>::seal(PlanRecord& record, std::span<const RankSummary> ran
         PoolOptions::drain_swaps(policies_.pool, record.swaps.span(), record.plan.id));
   }
   if (block_size_ > 0 && !by_sequence_) {
-    record.group.spec = group_;
-    record.group.token_slots = {record.token_slots.data(), record.num_tokens};
-    record.group.deltas = record.deltas.span();
-    record.group.copies = record.copies.span();
-    record.group.swaps = record.swaps.span();
-    plan.groups = {&record.group, 1};
+    GroupPlan& group = record.groups[0];
+    group.spec = group_;
+    group.token_slots = {record.token_slots.data(), record.num_tokens};
+    group.deltas = record.deltas.span();
+    group.copies = record.copies.span();
+    group.swaps = record.swaps.span();
+    plan.groups = {record.groups, 1};
+    if (has_more_groups()) {
+      seal_groups(record);
+    }
   }
   if (record.pads_to_batch) {
     plan.padded = {num_tokens, batch_rows_, batch_context_};

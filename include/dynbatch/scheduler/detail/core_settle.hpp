@@ -122,6 +122,9 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
         is_withdrawn || (outcome.kind != OutcomeKind::Ok && outcome.kind != OutcomeKind::Stop);
     if (outcome.kind == OutcomeKind::NotRun || outcome.kind == OutcomeKind::Failed) {
       const bool has_failed = outcome.kind == OutcomeKind::Failed;
+      if (has_more_groups() && result.outcomes[i].kind == OutcomeKind::NotRun) {
+        keep_states(record.chunks[i], record.undo[i], record.plan.id);
+      }
       undo_chunk(record.chunks[i], record.undo[i],
                  {.is_charged = has_failed,
                   .is_spoiled = has_failed || result.outcomes[i].kind != OutcomeKind::NotRun},
@@ -135,6 +138,9 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
         r.committed = rest.first_position;
       }
       undo_chunk(rest, record.undo[i], {}, now);
+      if (has_more_groups() && r.phase != RowPhase::Draining && r.phase != RowPhase::Free) {
+        advance_groups(rest.row.value);
+      }
     }
   }
   if (is_withdrawn) {
@@ -187,6 +193,9 @@ void SchedulerCore<P>::settle_chunk(const Chunk& chunk, const ChunkUndo& undo,
     return;  // rolled back, reset or ended meanwhile: the surplus is dropped
   }
   r.committed = chunk.first_position + chunk.num_tokens;
+  if (has_more_groups() && r.draft_tokens == 0) {
+    advance_groups(chunk.row.value);
+  }
   if (chunk.num_samples == 0) {
     if (r.known == r.known_limit && r.committed == r.known) {
       finish_row(chunk.row.value, FinishReason::Length, now,

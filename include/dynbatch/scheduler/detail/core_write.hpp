@@ -25,11 +25,14 @@ void SchedulerCore<P>::extend_row(std::int32_t row, std::int32_t tokens) noexcep
   RowState& r = rows_[static_cast<std::size_t>(row)];
   const std::int64_t before = blocks_for(r.table_tokens);
   const std::int64_t added = blocks_for(tokens) - before;
-  if (added <= 0) {
+  if (added <= 0 && !has_more_groups()) {
     return;
   }
   const bool is_extended = policies_.pool.extend(Row{row}, tokens);
   DYNBATCH_ASSERT(is_extended, "the pool refused blocks that it had called available");
+  if (added <= 0) {
+    return;  // further groups grow by each token
+  }
   r.table_tokens = static_cast<std::int32_t>(before + added) * block_size_;
   if (r.held_blocks > 0) {
     hold_blocks(r, max_of<std::int64_t>(r.held_blocks - added, 0));
@@ -147,6 +150,9 @@ std::int32_t SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t ro
   RowState& r = rows_[static_cast<std::size_t>(row)];
   const std::int32_t drafts = drafts_that_fit(row, budget);
   const std::int32_t n = 1 + drafts;
+  if (has_more_groups()) {
+    extend_row(row, r.planned + n);
+  }
   const std::size_t t = record.num_tokens;
   record.num_tokens += static_cast<std::size_t>(n);
   const std::int32_t first = r.planned;
@@ -297,8 +303,11 @@ void SchedulerCore<P>::finish_chunk(PlanRecord& record, std::int32_t row, Chunk&
     policies_.pool.publish(Row{row}, content(r.slot, r.known), known_end, record.plan.id);
     r.next_publish = (known_end / block_size_ + 1) * block_size_;
   }
-  if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens &&
-      r.draft_tokens == 0 && !r.is_beam) {
+  if (has_more_groups()) {
+    write_groups(record, row, chunk);
+    r.plain_end = 0;
+  } else if (block_size_ > 0 && r.phase == RowPhase::Decode && end < r.table_tokens &&
+             r.draft_tokens == 0 && !r.is_beam) {
     // Decodes inside the block of position `end` are plain: up to the one that fills it, if filling
     // it publishes it, and short of the one whose token ends the sequence.
     const std::int32_t index = end / block_size_;
@@ -333,6 +342,9 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
                  n * sizeof(std::int32_t));
     std::memmove(record.token_slots.data() + tokens, record.token_slots.data() + from,
                  n * sizeof(TokenSlot));
+    if (has_more_groups()) {
+      close_group_gaps(record, tokens, from, n);
+    }
     chunk.first_token = static_cast<std::int32_t>(tokens);
     chunk.first_sample = record.num_samples;
     record.num_samples += chunk.num_samples;
@@ -363,6 +375,9 @@ void SchedulerCore<P>::drop_planned_chunks(PlanRecord& record) noexcept {
     }
   }
   record.deltas.resize(kept);
+  if (has_more_groups()) {
+    drop_group_deltas(record);
+  }
 }
 
 }  // namespace detail

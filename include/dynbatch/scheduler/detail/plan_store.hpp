@@ -49,6 +49,28 @@ struct PrefixCopy {
   BlockCopy copy{};
 };
 
+/// What one further group needs in a plan.
+struct GroupRecord {
+  Buffer<TokenSlot> token_slots;   // [max_tokens]
+  FixedVector<BlockDelta> deltas;  // a table's blocks and one for those before them, a row
+  FixedVector<BlockCopy> copies;   // what a row begins with, and a snapshot of what it had
+  FixedVector<BlockId> zeroes;     // [max_sequences]
+
+  Status allocate(std::int32_t max_rows, std::int64_t max_tokens,
+                  std::int64_t max_blocks) noexcept {
+    const auto r = static_cast<std::size_t>(max_rows);
+    Status s = token_slots.allocate(static_cast<std::size_t>(max_tokens), "max_tokens");
+    s = s ? deltas.allocate(r * static_cast<std::size_t>(max_blocks + 1), "max_context_tokens") : s;
+    s = s ? copies.allocate(2 * r, "max_sequences") : s;
+    return s ? zeroes.allocate(r, "max_sequences") : s;
+  }
+  void clear() noexcept {
+    deltas.clear();
+    copies.clear();
+    zeroes.clear();
+  }
+};
+
 /// One plan and the memory its spans point to.
 struct PlanRecord {
   StepPlan plan{};
@@ -72,7 +94,9 @@ struct PlanRecord {
   FixedVector<TierLoad> loads;
   FixedVector<PrefixCopy> prefix_copies;
   FixedVector<ExpertMove> moves;
-  GroupPlan group{};
+  GroupPlan groups[kMaxGroups]{};
+  GroupRecord further[kMaxGroups - 1];  // groups beside the first
+  std::size_t num_further = 0;
   bool pads_to_batch = false;
 
   Status allocate(std::int32_t max_rows, std::int64_t max_tokens, std::int64_t max_deltas,
@@ -108,7 +132,7 @@ struct PlanRecord {
 
   void clear() noexcept {
     plan = StepPlan{};
-    group = GroupPlan{};
+    groups[0] = GroupPlan{};
     pads_to_batch = false;
     num_chunks = 0;
     num_tokens = 0;
@@ -122,6 +146,9 @@ struct PlanRecord {
     loads.clear();
     prefix_copies.clear();
     moves.clear();
+    for (std::size_t i = 0; i < num_further; ++i) {
+      further[i].clear();
+    }
   }
 
   /// Most expert moves that fall due with one step.

@@ -177,6 +177,12 @@ struct alignas(64) RowState {
   bool is_beam = false;            ///< Runs in the same plans as its request's other beams.
 };
 
+/// Of a row's table in a further group, what plans not abandoned have told the host.
+struct ToldTable {
+  std::int32_t first;   ///< Leading entries that hold nothing any more.
+  std::int32_t length;  ///< Entries.
+};
+
 /// Rows of one phase in a stable order, with a place to start from: rows that the budget left out
 /// come first the next time. Removal leaves a hole; holes are squeezed out when they outnumber the
 /// rows.
