@@ -67,7 +67,7 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.blocks = rng.one_in(3) ? 200 : rng.between(4, 30);
   s.max_context = rng.between(12, 160);
   s.caching = mix.has_caching;
-  s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 3));
+  s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 4));
   s.rules.reserve = static_cast<AdmissionRules::Reserve>(rng.between(0, 3));
   s.rules.reserve_tokens = rng.between(1, 60);
   s.rules.watermark_permille = rng.one_in(2) ? 0 : static_cast<std::int32_t>(rng.between(1, 400));
