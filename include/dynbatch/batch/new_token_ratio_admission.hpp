@@ -23,9 +23,9 @@ class NewTokenRatioAdmission : public OrderedAdmission {
     OrderedAdmission::Config order{};
     std::int32_t init_ratio_ppm = 700'000;  ///< Ratio at the start and when idle; 1 to 1,000,000.
     std::int32_t min_ratio_ppm = 98'000;    ///< It falls no lower; 1 to `init_ratio_ppm`.
-    std::int32_t decay_steps = 600;   ///< Steps of decodes from the first to the second; >= 1.
-    std::int32_t retract_steps = 20;  ///< Outputs a sequence added to those so far when the ratio
-                                      ///< is set anew; >= 0.
+    std::int32_t decay_steps = 600;    ///< Steps of decodes from the first to the second; >= 1.
+    std::int32_t retract_steps = 20;   ///< Outputs a sequence added to those so far when the ratio
+                                       ///< is set anew; >= 0.
     std::int64_t clip_outputs = 4096;  ///< Remaining outputs of one request that count; >= 1.
 
     [[nodiscard]] constexpr Status validate() const noexcept {

@@ -80,7 +80,7 @@ class Preset {
 
 }  // namespace
 
-TEST_CASE("vllm: decodes first, a prompt fills the rest, chunks keep their cap") {
+TEST_CASE("vllm, decodes first, a prompt fills the rest, chunks keep their cap") {
   Preset s("vllm:max_num_batched_tokens=1024:long_prefill_token_threshold=400");
   s.submit_many(0, 3, 800, 10);
   CHECK(s.step() == Scheduled{{0, 400}, {1, 400}, {2, 224}});
@@ -93,7 +93,7 @@ TEST_CASE("vllm: decodes first, a prompt fills the rest, chunks keep their cap")
   CHECK(mixed.step() == Scheduled{{0, 1}, {1, 1}, {2, 1}, {9, 61}});
 }
 
-TEST_CASE("vllm: the last admitted gives way, goes to the front and is not passed") {
+TEST_CASE("vllm, the last admitted gives way, goes to the front and is not passed") {
   Preset s("vllm", {.blocks = 10, .rows = 4});
   s.submit_many(0, 2, 80, 40);
   s.submit({.id = 2, .length = 16, .outputs = 4});
@@ -102,7 +102,7 @@ TEST_CASE("vllm: the last admitted gives way, goes to the front and is not passe
   CHECK(s.step() == Scheduled{{0, 1}});  // 1 needs 6 of 4 free blocks, and 2 stands behind it
 }
 
-TEST_CASE("vllm: the watermark, the whole prompt gate and priorities") {
+TEST_CASE("vllm, the watermark, the whole prompt gate and priorities") {
   Preset open("vllm:max_num_batched_tokens=4096", {.blocks = 96, .rows = 8});
   open.submit_many(0, 3, 480, 200);
   CHECK(open.step().size() == 3);
@@ -131,7 +131,7 @@ TEST_CASE("vllm: the watermark, the whole prompt gate and priorities") {
   CHECK(order == "dceba");
 }
 
-TEST_CASE("trtllm: blocks for prompt and outputs, in order, until one does not fit") {
+TEST_CASE("trtllm, blocks for prompt and outputs, in order, until one does not fit") {
   Preset s("trtllm", {.blocks = 11});
   s.submit_many(0, 2, 32, 48);                       // 5 blocks each
   s.submit({.id = 2, .length = 16, .outputs = 16});  // 2 blocks
@@ -141,7 +141,7 @@ TEST_CASE("trtllm: blocks for prompt and outputs, in order, until one does not f
   CHECK(s->stats().preemptions == 0);
 }
 
-TEST_CASE("trtllm: max utilization starts what fits now and pauses the last started") {
+TEST_CASE("trtllm, max utilization starts what fits now and pauses the last started") {
   Preset s("trtllm:capacity_scheduler_policy=max_utilization", {.blocks = 11});
   s.submit_many(0, 3, 32, 48);
   s.submit({.id = 3, .length = 96, .outputs = 8});
@@ -157,7 +157,7 @@ TEST_CASE("trtllm: max utilization starts what fits now and pauses the last star
   CHECK(run_out(*s) > 0);
 }
 
-TEST_CASE("trtllm: a static batch admits only when nothing runs, and mixes phases") {
+TEST_CASE("trtllm, a static batch admits only when nothing runs, and mixes phases") {
   Preset s(
       "trtllm:capacity_scheduler_policy=static_batch:context_chunking_policy=fcfs:"
       "max_num_tokens=64");
@@ -171,7 +171,7 @@ TEST_CASE("trtllm: a static batch admits only when nothing runs, and mixes phase
   CHECK(s.step() == Scheduled{{2, 16}});
 }
 
-TEST_CASE("trtllm: chunks are whole blocks, and without chunking prompts run whole or not at all") {
+TEST_CASE("trtllm, chunks are whole blocks, and without chunking prompts run whole or not at all") {
   Preset s("trtllm:context_chunking_policy=fcfs:max_num_tokens=100");
   s.submit({.id = 0, .length = 150, .outputs = 4});
   CHECK(s.step() == Scheduled{{0, 96}});
@@ -187,7 +187,7 @@ TEST_CASE("trtllm: chunks are whole blocks, and without chunking prompts run who
   CHECK(most.step() == Scheduled{{0, 32}, {1, 32}, {2, 32}});
 }
 
-TEST_CASE("tgi: prompts wait for enough company or 20 steps, and hold their outputs") {
+TEST_CASE("tgi, prompts wait for enough company or 20 steps, and hold their outputs") {
   Preset s("tgi");
   s.submit_many(0, 10, 16, 100);
   CHECK(s.step().size() == 10);
@@ -216,7 +216,7 @@ TEST_CASE("tgi: prompts wait for enough company or 20 steps, and hold their outp
   CHECK(chunks.step() == Scheduled{{0, 1}, {1, 1}, {2, 1904}});
 }
 
-TEST_CASE("sglang: prompts have steps of their own, in chunks of 8,192 tokens together") {
+TEST_CASE("sglang, prompts have steps of their own, in chunks of 8,192 tokens together") {
   Preset s("sglang");
   s.submit_many(0, 3, 4000, 4);
   CHECK(s.step() == Scheduled{{0, 4000}, {1, 4000}, {2, 192}});
@@ -228,7 +228,7 @@ TEST_CASE("sglang: prompts have steps of their own, in chunks of 8,192 tokens to
   CHECK(mixed.step() == Scheduled{{0, 1}, {1, 1}, {2, 3808}});
 }
 
-TEST_CASE("sglang: a request starts beside 0.7 of the outputs that may come") {
+TEST_CASE("sglang, a request starts beside 0.7 of the outputs that may come") {
   // 100 blocks. Request 0: 16 + 800 tokens. Then 0.7 x 799 = 559 tokens, 34 blocks and 2 are kept
   // free; request 1 asks for 16 + 1,000 tokens, 64 blocks: too many beside 1 + 36.
   Preset s("sglang", {.blocks = 100});
@@ -245,7 +245,7 @@ TEST_CASE("sglang: a request starts beside 0.7 of the outputs that may come") {
   CHECK(fits.step() == Scheduled{{1, 16}});
 }
 
-TEST_CASE("sglang: the shortest output is retracted, of these the longest prompt") {
+TEST_CASE("sglang, the shortest output is retracted, of these the longest prompt") {
   Preset s("sglang:schedule_conservativeness=0.05", {.blocks = 21});
   s.submit({.id = 0, .length = 16, .outputs = 100});
   CHECK(s.step() == Scheduled{{0, 16}});
@@ -263,7 +263,7 @@ TEST_CASE("sglang: the shortest output is retracted, of these the longest prompt
   CHECK(run_out(*s) > 0);
 }
 
-TEST_CASE("triton: preferred 8 and 16, 100 queued: batches of 16 and one of 4") {
+TEST_CASE("triton, preferred 8 and 16, 100 queued: batches of 16 and one of 4") {
   Preset s("triton:preferred_batch_size=8+16:max_queue_delay_us=1000");
   s.submit_many(0, 100, 4, 1);
   const TimeNs now{1'000};
@@ -277,7 +277,7 @@ TEST_CASE("triton: preferred 8 and 16, 100 queued: batches of 16 and one of 4") 
   CHECK(s->stats().live == 0);
 }
 
-TEST_CASE("triton: a batch runs to its end, the best priority starts first") {
+TEST_CASE("triton, a batch runs to its end, the best priority starts first") {
   Preset s("triton:preferred_batch_size=2:priority_levels=3");
   s.submit({.id = 0, .length = 4, .outputs = 3, .priority = 3});
   s.submit({.id = 1, .length = 4, .outputs = 1, .priority = 2});
@@ -290,7 +290,7 @@ TEST_CASE("triton: a batch runs to its end, the best priority starts first") {
   CHECK(s.step() == Scheduled{{3, 4}});
 }
 
-TEST_CASE("xllm: one budget of 10,240 tokens, 5 percent of the pool stays free") {
+TEST_CASE("xllm, one budget of 10,240 tokens, 5 percent of the pool stays free") {
   Preset s("xllm");
   s.submit_many(0, 2, 6000, 4);
   CHECK(s.step() == Scheduled{{0, 6000}, {1, 4240}});
@@ -302,7 +302,7 @@ TEST_CASE("xllm: one budget of 10,240 tokens, 5 percent of the pool stays free")
   CHECK(full.step() == Scheduled{{0, 768}, {1, 768}});
 }
 
-TEST_CASE("xllm: the batch class is preempted first") {
+TEST_CASE("xllm, the batch class is preempted first") {
   for (const bool spares : {true, false}) {
     Preset s(
         spares ? "xllm:memory_threshold=1" : "xllm:memory_threshold=1:online_preempts_offline=0",
