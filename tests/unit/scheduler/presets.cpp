@@ -263,7 +263,7 @@ TEST_CASE("sglang, the shortest output is retracted, of these the longest prompt
   CHECK(run_out(*s) > 0);
 }
 
-TEST_CASE("triton, preferred 8 and 16, 100 queued: batches of 16 and one of 4") {
+TEST_CASE("triton, preferred 8 and 16, 100 queued, make batches of 16 and one of 4") {
   Preset s("triton:preferred_batch_size=8+16:max_queue_delay_us=1000");
   s.submit_many(0, 100, 4, 1);
   const TimeNs now{1'000};
