@@ -501,8 +501,8 @@ TEST_CASE("a recorded run is explained and replays to equal plans, for each bund
        {"static:batch=4", "chunked:budget=256", "dynbatch:alpha=0.9", "orca:reserve=8192",
         "prefill_first:budget=512", "no_evict", "max_util", "vllm:policy=priority",
         "trtllm:context_chunking_policy=fcfs:enable_batch_size_tuning:enable_max_num_tokens_tuning",
-        "tgi:max_batch_size=16", "sglang:schedule_policy=lof", "triton:preferred_batch_size=2+4",
-        "xllm:max_seqs_per_batch=16"}) {
+        "tgi:max_batch_prefill_tokens=16384", "sglang:schedule_policy=lof",
+        "triton:preferred_batch_size=2+4", "xllm:max_seqs_per_batch=16"}) {
     INFO(policy);
     const std::vector<std::string> common{"replay",       "--requests", "60",
                                           "--rate-scale", "8",          "--kv-tokens",
