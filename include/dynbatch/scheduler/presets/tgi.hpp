@@ -39,12 +39,15 @@ struct TgiBundle : PresetBase<TokenBudgetSizer, ServedRatioAdmission> {
     if (key == "waiting_served_ratio") {
       double ratio = 0.0;
       const Status status = detail::parse_option(value, "waiting_served_ratio", ratio);
-      if (status && ratio > 1000.0) {
+      if (!status) {
+        return status;
+      }
+      if (ratio > 1000.0) {
         return {Errc::InvalidArgument, "waiting_served_ratio", static_cast<std::int64_t>(ratio),
                 1000, "is out of range"};
       }
       admission.served_ratio_permille = static_cast<std::int32_t>(ratio * 1000.0 + 0.5);
-      return status;
+      return kOk;
     }
     if (key == "max_waiting_tokens") {
       return detail::parse_option(value, "max_waiting_tokens", 1, detail::kMostInt32,
@@ -56,11 +59,9 @@ struct TgiBundle : PresetBase<TokenBudgetSizer, ServedRatioAdmission> {
     }
     if (key == "max_batch_size" || key == "max_concurrent_requests") {
       const bool is_batch = key == "max_batch_size";
-      std::int32_t limit = 0;
-      const Status status =
-          detail::parse_option(value, is_batch ? "max_batch_size" : "max_concurrent_requests", 1,
-                               detail::kMostInt32, limit);
-      (is_batch ? max_batch_size : max_concurrent_requests) = limit;
+      const Status status = detail::parse_option(
+          value, is_batch ? "max_batch_size" : "max_concurrent_requests", 1, detail::kMostInt32,
+          is_batch ? max_batch_size : max_concurrent_requests);
       sizer.max_sequences = min_of(max_batch_size, max_concurrent_requests);
       return status;
     }
