@@ -1,31 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// The simulator for each shipped bundle; the templates are compiled once for each set of policy
-/// types.
+/// What is done with a shipped bundle at run time: replaying a trace, verifying a flight log. The
+/// scheduler is compiled once for each set of policy types: a bundle is instantiated in one of
+/// src/bundle_*.cpp, by bundle_instance.hpp.
 #include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/flight_log.hpp>
+#include <dynbatch/sim/flight_replay.hpp>
 #include <dynbatch/sim/replay_config.hpp>
 #include <dynbatch/sim/trace.hpp>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-ReplayRun run_bundle(const StaticBundle& bundle, const Trace& trace, const ReplayConfig& config,
+template <class Bundle>
+ReplayRun run_bundle(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
                      const LinearCost& cost);
-ReplayRun run_bundle(const ChunkedBundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost);
-ReplayRun run_bundle(const DynbatchBundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost);
-ReplayRun run_bundle(const PrefillFirstBundle& bundle, const Trace& trace,
-                     const ReplayConfig& config, const LinearCost& cost);
-ReplayRun run_bundle(const OrcaBundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost);
-ReplayRun run_bundle(const NoEvictBundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost);
-ReplayRun run_bundle(const MaxUtilBundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost);
+
+/// Replays `log`, which holds the run of such a bundle, through a fresh scheduler.
+template <class Bundle>
+Status verify_bundle(const Bundle& bundle, FlightLogReader& log, FlightReplay& out);
 
 }  // namespace detail
 }  // namespace dynbatch::inline DYNBATCH_ABI

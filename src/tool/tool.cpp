@@ -38,7 +38,9 @@ constexpr const char* kExamples = R"(Examples:
   dynbatch replay --policy chunked:budget=512,chunked:budget=2048 --json out.json
       two settings of one policy, with all metrics in a file
   dynbatch replay --policy orca:reserve=8192,prefill_first,no_evict,max_util,dynbatch
-      the rules of other engines beside the default ones
+      single rules of other engines beside the default ones
+  dynbatch replay --policy vllm,trtllm,tgi,sglang,triton:max_batch_size=32,xllm,dynbatch
+      whole schedulers of other engines, with their defaults
   dynbatch replay --policy dynbatch --record run.flight
       writes the flight log of the run; explain reads it, or one from production
   dynbatch explain run.flight --request 17
@@ -66,7 +68,8 @@ std::string options_of() {
 std::string policy_help() {
   return "NAME[:key=value...][,NAME...] of these, with their options" +
          options_of<StaticBundle, ChunkedBundle, PrefillFirstBundle, OrcaBundle, NoEvictBundle,
-                    MaxUtilBundle, DynbatchBundle>();
+                    MaxUtilBundle, VllmBundle, TrtllmBundle, TgiBundle, SglangBundle, TritonBundle,
+                    XllmBundle, DynbatchBundle>();
 }
 
 std::string eviction_help() {

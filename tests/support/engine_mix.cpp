@@ -80,7 +80,7 @@ void put_order(Mix& mix, SplitMix64& rng) {
 }
 void put_rules(Mix& mix, SplitMix64& rng) {
   S& s = mix.settings;
-  s.compose = between(rng, 0, 3);
+  s.compose = between(rng, 0, 4);
   s.reserve = between(rng, 0, 3);
   s.watermark = rng.one_in(3) ? 200 : 0;
   s.bypass = pick(rng, {0, 1, 8});

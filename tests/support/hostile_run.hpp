@@ -229,7 +229,7 @@ class HostileRun {
     caps_.future_tokens = rng_.one_in(2);
     caps_.num_layers = 1;
     caps_.num_experts = 2;
-    compose_ = static_cast<int>(rng_.between(0, 3));
+    compose_ = static_cast<int>(rng_.between(0, 4));
     reserve_ = static_cast<int>(rng_.between(0, 3));
   }
 

@@ -8,10 +8,16 @@
 #include <dynbatch/batch/earliest_deadline.hpp>
 #include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/new_token_ratio_admission.hpp>
+#include <dynbatch/batch/ordered_admission.hpp>
+#include <dynbatch/batch/preferred_size_sizer.hpp>
 #include <dynbatch/batch/prefix_affinity.hpp>
 #include <dynbatch/batch/priority_aging.hpp>
+#include <dynbatch/batch/served_ratio_admission.hpp>
 #include <dynbatch/batch/shortest_first.hpp>
+#include <dynbatch/batch/slo_budget_sizer.hpp>
 #include <dynbatch/batch/static_sizer.hpp>
+#include <dynbatch/batch/table_tuner_sizer.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
 #include <dynbatch/batch/unbounded_sizer.hpp>
 #include <dynbatch/expert/null_balancer.hpp>
@@ -44,7 +50,8 @@ using AnyScheduler = Scheduler<AnyBatchSizer, AnyMicroBatchSplitter, AnyExpertBa
 
 /// One choice along each axis; indices into the shipped models.
 struct LawMix {
-  int sizer = 0;     // 0 unbounded, 1 static, 2 token budget, 3 dynamic
+  int sizer = 0;     // 0 unbounded, 1 static, 2 token budget, 3 dynamic, 4 table tuner, 5 preferred
+                     // sizes with a delay, 6 budget from service levels
   int splitter = 0;  // 0 none, 1 equal tokens
   int pool = 0;      // 0 paged with prefixes, 1 paged without, 2 none, 3 addressed by
                      // sequence, 4 paged with pins,
@@ -59,10 +66,11 @@ struct LawMix {
   int extras = 0;    // 0 none, 1 samples, 2 drafts, 3 both
   int pressure = 0;  // 0 ample KV, 1 scarce
   int order = 0;     // 0 fcfs, 1 priority, 2 the same with displacement, 3 deadline, 4 shortest,
-                     // 5 fair share with limits, 6 prefix affinity
+                     // 5 fair share with limits, 6 prefix affinity, 7 longest output, batch class
+                     // gives way, 8 served ratio, 9 new token ratio
   int partial = 0;   // 0 whole blocks, 1 the front of a block is copied
   static constexpr int kAxes = 11;
-  static constexpr int kSizes[kAxes] = {4, 2, 10, 4, 4, 4, 3, 4, 2, 7, 2};
+  static constexpr int kSizes[kAxes] = {7, 2, 10, 5, 4, 4, 3, 4, 2, 10, 2};
   int& axis(int i) { return (&sizer)[i]; }
   [[nodiscard]] std::string name() const {
     return "sizer " + std::to_string(sizer) + " splitter " + std::to_string(splitter) + " pool " +
@@ -262,8 +270,26 @@ class LawRun {
     fair.expected_outputs = 10;
     fair_.emplace(fair);
     affinity_.emplace(PrefixAffinity::Config{.rules = admission, .credit_tokens = 4});
+    const OrderedAdmission::Config longest{.rules = admission,
+                                           .order = OrderedAdmission::Order::LongestOutput,
+                                           .aging_per_token = microseconds(100),
+                                           .batch_gives_way = true};
+    longest_.emplace(longest);
+    ratio_.emplace(ServedRatioAdmission::Config{
+        .rules = admission, .max_waiting_steps = 5, .max_reserved_outputs = 8});
+    new_token_.emplace(NewTokenRatioAdmission::Config{
+        .order = {.rules = admission}, .decay_steps = 20, .clip_outputs = 16});
+    tuner_.emplace(
+        TableTunerSizer::Config{.tunes_batch_size = true, .tunes_num_tokens = true, .window = 4});
+    preferred_.emplace(PreferredSizeSizer::Config{.max_batch_size = 6,
+                                                  .preferred = {2, 4},
+                                                  .num_preferred = 2,
+                                                  .max_queue_delay = milliseconds(3)});
+    slo_.emplace(SloBudgetSizer::Config{.max_tokens = 120, .min_prefill_tokens = 4});
     AnyBatchSizer sizers[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(*static_),
-                              AnyBatchSizer(*budget_), AnyBatchSizer(*dynamic_)};
+                              AnyBatchSizer(*budget_),   AnyBatchSizer(*dynamic_),
+                              AnyBatchSizer(*tuner_),    AnyBatchSizer(*preferred_),
+                              AnyBatchSizer(*slo_)};
     AnyMicroBatchSplitter splitters[] = {AnyMicroBatchSplitter(no_split_),
                                          AnyMicroBatchSplitter(*equal_)};
     AnyKVCachePool pools[] = {AnyKVCachePool(*pool_),     AnyKVCachePool(*pool_),
@@ -274,7 +300,8 @@ class LawRun {
     AnyAdmission admissions[] = {AnyAdmission(*fcfs_),     AnyAdmission(*priority_),
                                  AnyAdmission(*priority_), AnyAdmission(*deadline_),
                                  AnyAdmission(*shortest_), AnyAdmission(*fair_),
-                                 AnyAdmission(*affinity_)};
+                                 AnyAdmission(*affinity_), AnyAdmission(*longest_),
+                                 AnyAdmission(*ratio_),    AnyAdmission(*new_token_)};
     SchedulerConfig config;
     config.max_live_requests = 24;
     config.max_queued_tokens = 6000;
@@ -434,6 +461,7 @@ class LawRun {
     q.arrival = now_;
     q.priority = static_cast<std::int32_t>(rng_.between(-2, 6));
     q.tenant = static_cast<std::uint64_t>(rng_.between(0, 3));
+    q.request_class = static_cast<RequestClass>(q.tenant % 3);
     if (rng_.one_in(10)) {
       q.start_by = now_ + DurationNs{rng_.between(-1, 20) * 1'000'000};
     }
@@ -585,7 +613,7 @@ class LawRun {
   }
 
   void check_plan(const StepPlan& plan) {
-    const std::int64_t limits[] = {160, 160, kBudget, 160};
+    const std::int64_t limits[] = {160, 160, kBudget, 160, 160, 160, 120};
     bool is_atomic = false;
     for (const Chunk& c : plan.chunks) {
       const ToyRequest& r = requests_[c.user_data];
@@ -631,7 +659,7 @@ class LawRun {
   /// is fixed.
   void check_waits(const StepPlan& plan, std::int64_t max_tokens) {
     if (mix_.extras != 0 || mix_.compose != 0 || mix_.pressure != 0 || mix_.faults != 0 ||
-        mix_.host != 0 || mix_.sizer == 3) {
+        mix_.host != 0 || mix_.sizer == 3 || mix_.sizer == 6) {
       return;
     }
     events_.drain(*scheduler_);
@@ -857,6 +885,9 @@ class LawRun {
   std::optional<StaticSizer> static_;
   std::optional<TokenBudgetSizer> budget_;
   std::optional<DynamicSizer> dynamic_;
+  std::optional<TableTunerSizer> tuner_;
+  std::optional<PreferredSizeSizer> preferred_;
+  std::optional<SloBudgetSizer> slo_;
   NoSplit no_split_;
   std::optional<EqualTokens> equal_;
   NullBalancer balancer_;
@@ -875,6 +906,9 @@ class LawRun {
   std::optional<ShortestFirst> shortest_;
   std::optional<FairShare> fair_;
   std::optional<PrefixAffinity> affinity_;
+  std::optional<OrderedAdmission> longest_;
+  std::optional<ServedRatioAdmission> ratio_;
+  std::optional<NewTokenRatioAdmission> new_token_;
   std::optional<AnyScheduler> scheduler_;
   std::deque<const StepPlan*> in_flight_;
   std::deque<std::vector<RowOp>> ops_before_;     // of plans abandoned before each plan in flight

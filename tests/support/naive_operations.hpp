@@ -76,7 +76,7 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.partial = mix.has_copies || (mix.has_caching && rng.one_in(2));
   s.min_partial = static_cast<std::int32_t>(rng.between(1, 3));
   s.media_spans = rng.one_in(3) ? static_cast<std::int32_t>(rng.between(0, 3)) : 64;
-  s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 3));
+  s.rules.compose = static_cast<AdmissionRules::Compose>(rng.one_in(2) ? 0 : rng.between(0, 4));
   s.rules.reserve = static_cast<AdmissionRules::Reserve>(rng.between(0, 3));
   s.rules.reserve_tokens = rng.between(1, 60);
   s.rules.watermark_permille = rng.one_in(2) ? 0 : static_cast<std::int32_t>(rng.between(1, 400));

@@ -28,6 +28,8 @@ inline Mixture mixture(const Setup& setup, std::size_t num_decoding, std::size_t
       return {num_decoding == 0, true, true, false};
     case AdmissionRules::Compose::BatchUntilEmpty:
       return {num_decoding == 0 && num_prefilling == 0, true, true, true};
+    case AdmissionRules::Compose::WhenIdle:
+      return {num_decoding == 0 && num_prefilling == 0, false, false, false};
   }
   return {};
 }

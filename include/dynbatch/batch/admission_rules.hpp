@@ -20,6 +20,7 @@ struct AdmissionRules {
     PrefillFirst,  ///< A step with prompts holds nothing else; decodes wait for it (vLLM V0, Orca).
     Exclusive,     ///< Like PrefillFirst, and nothing is admitted while a sequence decodes.
     BatchUntilEmpty,  ///< A batch starts when nothing runs and ends as a whole, padded.
+    WhenIdle,         ///< Requests start only when nothing runs, then like DecodeFirst, unpadded.
   };
   /// Blocks that must be there before a request is admitted.
   enum class Reserve : std::uint8_t {
@@ -47,9 +48,9 @@ struct AdmissionRules {
   std::int32_t max_preemptions = 8;
 
   [[nodiscard]] constexpr Status validate() const noexcept {
-    if (compose > Compose::BatchUntilEmpty) {
+    if (compose > Compose::WhenIdle) {
       return {Errc::InvalidConfig, "compose", static_cast<std::int64_t>(compose),
-              static_cast<std::int64_t>(Compose::BatchUntilEmpty), "no such composition"};
+              static_cast<std::int64_t>(Compose::WhenIdle), "no such composition"};
     }
     if (reserve > Reserve::Fixed) {
       return {Errc::InvalidConfig, "reserve", static_cast<std::int64_t>(reserve),
@@ -141,6 +142,9 @@ class RuledAdmission {
         out.prefill_before_decode = true;
         out.stop_decode_if_prefill = true;
         out.pad_to_batch = true;
+        break;
+      case AdmissionRules::Compose::WhenIdle:
+        out.admit = in.num_decoding == 0 && in.num_prefilling == 0;
         break;
     }
     return out;

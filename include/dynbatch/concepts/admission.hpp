@@ -4,118 +4,14 @@
 /// Admission: the order of waiting requests, what is reserved for them, how steps are composed, and
 /// who gives way when blocks run out.
 #include <dynbatch/base/config.hpp>
-#include <dynbatch/base/ids.hpp>
-#include <dynbatch/base/time.hpp>
+#include <dynbatch/concepts/admission_types.hpp>
 #include <dynbatch/concepts/ladder.hpp>
-#include <dynbatch/model/request.hpp>
-#include <dynbatch/model/stats.hpp>
 
-#include <compare>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
-
-/// Position in the queue: smaller first; ties go to the earlier submission. Fixed while stored.
-struct AdmissionKey {
-  std::int64_t primary = 0;
-  std::int64_t secondary = 0;
-  friend constexpr auto operator<=>(const AdmissionKey&, const AdmissionKey&) noexcept = default;
-};
-
-/// A request as admission sees it.
-struct AdmissionRequest {
-  RequestId id{};
-  std::uint64_t tenant = 0;
-  TimeNs arrival{};
-  TimeNs start_by = kNever;
-  TimeNs finish_by = kNever;
-  Slo slo{};
-  std::int64_t prompt_length = 0;
-  std::int64_t max_new_tokens = kOpenEnded;
-  std::int64_t output_tokens = 0;  ///< Produced before a preemption.
-  std::int32_t priority = 0;
-  std::int32_t num_sequences = 1;  ///< That run with it: all samples until they go separate ways.
-  std::int32_t num_preemptions = 0;
-  RequestClass request_class = RequestClass::Interactive;
-  /// Leading tokens that the prefix cache held when it was submitted, shared with running requests
-  /// or idle. 0 unless the model wants_cached_tokens().
-  std::int64_t cached_tokens = 0;
-  std::int64_t max_total_tokens = 0;   ///< KV positions it may come to hold, open-ended or not.
-  AdmissionKey key{};                  ///< What key() answered; before its first call zero.
-  std::int32_t num_displacements = 0;  ///< Preemptions for a better one's place.
-  bool was_admitted = false;           ///< It has run before: it comes back.
-};
-
-/// What need() is asked about.
-struct NeedInput {
-  std::int64_t known_tokens = 0;      ///< Prompt plus outputs so far: all must be in KV to go on.
-  std::int64_t max_total_tokens = 0;  ///< Known tokens plus what it may still produce.
-  std::int64_t cached_tokens = 0;     ///< Leading tokens found in the prefix cache.
-  std::int32_t num_running = 0;
-  PoolStats pool{};
-  std::int32_t num_preemptions = 0;  ///< Of this request so far.
-};
-
-/// Blocks, counted on the sequence's whole table (cached ones included).
-struct Reservation {
-  std::int64_t required_tokens = 0;  ///< Admit only if blocks for this many tokens can be had now,
-  std::int64_t headroom_blocks = 0;  ///< with this many left over (ignored while nothing runs).
-  std::int64_t held_tokens = 0;      ///< Keep blocks up to this many tokens from other admissions.
-};
-
-/// What a step may be made of.
-struct Composition {
-  bool decode = true;                  ///< Running decodes are planned.
-  bool prefill = true;                 ///< Started prefills go on.
-  bool admit = true;                   ///< Waiting requests are admitted.
-  bool prefill_before_decode = false;  ///< Prefill takes its tokens from the budget first.
-  bool stop_decode_if_prefill =
-      false;                  ///< A step that holds a prefill holds no decode (prefill-only steps).
-  bool pad_to_batch = false;  ///< Rows of finished sequences stay until the batch is empty.
-};
-
-struct ComposeInput {
-  std::int32_t num_decoding = 0;
-  std::int32_t num_prefilling = 0;
-  std::int64_t num_waiting = 0;
-};
-
-/// A started or candidate prefill that asks for its next chunk.
-struct ChunkInput {
-  std::int64_t remaining_tokens = 0;  ///< Up to the end of what is known.
-  std::int64_t budget_tokens = 0;     ///< Left in the step.
-  std::int32_t block_size = 1;
-  bool is_first_chunk = false;
-  bool is_atomic = false;  ///< All or nothing.
-};
-
-/// A running sequence that might give way.
-struct VictimCandidate {
-  AdmissionRequest request{};
-  Row row{};
-  std::int64_t computed_tokens = 0;
-  std::int64_t num_blocks = 0;
-};
-
-/// Gives the candidates in reverse order of admission: 0 is the last admitted. A function table
-/// over the scheduler's running list, so that a policy that needs only the first pays O(1).
-class VictimList {
- public:
-  using Getter = VictimCandidate (*)(const void* context, std::int32_t index) noexcept;
-  VictimList(const void* context, Getter getter, std::int32_t count) noexcept
-      : context_(context), getter_(getter), count_(count) {}
-  [[nodiscard]] std::int32_t size() const noexcept { return count_; }
-  [[nodiscard]] VictimCandidate operator[](std::int32_t index) const noexcept {
-    return getter_(context_, index);
-  }
-
- private:
-  const void* context_;
-  Getter getter_;
-  std::int32_t count_;
-};
 
 /// Laws: docs/policies/admission.md.
 template <class P>
@@ -159,6 +55,9 @@ struct OptionalAdmission {
   };
   static constexpr bool kHasOnEnd = requires(P& p, const AdmissionRequest& r) {
     { p.on_end(r) } noexcept -> std::same_as<void>;
+  };
+  static constexpr bool kHasOnStep = requires(P& p, const ComposeInput& in) {
+    { p.on_step(in) } noexcept -> std::same_as<void>;
   };
   static constexpr bool kHasDisplaces = requires(const P& p, const AdmissionRequest& r) {
     { p.displaces(r, r) } noexcept -> std::same_as<bool>;
@@ -218,6 +117,13 @@ struct OptionalAdmission {
       p.on_end(r);
     }
   }
+  /// A plan is about to be composed: once in each plan(), before compose(), which may be asked
+  /// again if all that came out of it is a sequence that left.
+  static void on_step(P& p, const ComposeInput& in) noexcept {
+    if constexpr (kHasOnStep) {
+      p.on_step(in);
+    }
+  }
   /// Whether the head of the queue may take the place of a running request while all places are
   /// taken. Among those for which it is true victim() chooses.
   [[nodiscard]] static bool displaces(const P& p, const AdmissionRequest& waiting,
@@ -231,11 +137,12 @@ struct OptionalAdmission {
 };
 
 // A member of an optional name must have the optional signature, or it would be passed over.
-#define DYNBATCH_ADMISSION_OPTION(call, has, text)                                       \
-  static_assert(                                                                         \
-      OptionalAdmission<P>::has || !requires(P& p, const AdmissionRequest& r) { call; }, \
-      "dynbatch: an Admission's optional member must be '" text                          \
-      "'. See "                                                                          \
+#define DYNBATCH_ADMISSION_OPTION(call, has, text)                                      \
+  static_assert(                                                                        \
+      OptionalAdmission<P>::has ||                                                      \
+          !requires(P& p, const AdmissionRequest& r, const ComposeInput& in) { call; }, \
+      "dynbatch: an Admission's optional member must be '" text                         \
+      "'. See "                                                                         \
       "docs/policies/admission.md")
 
 /// One readable message for each missing requirement; called by the Scheduler.
@@ -303,6 +210,8 @@ consteval bool check_admission() {
                             "void on_leave(const AdmissionRequest&) noexcept");
   DYNBATCH_ADMISSION_OPTION(p.on_end(r), kHasOnEnd,
                             "void on_end(const AdmissionRequest&) noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.on_step(in), kHasOnStep,
+                            "void on_step(const ComposeInput&) noexcept");
   DYNBATCH_ADMISSION_OPTION(p.displaces(r, r), kHasDisplaces,
                             "bool displaces(const AdmissionRequest& waiting, const "
                             "AdmissionRequest& running) const noexcept");
@@ -353,6 +262,7 @@ class AnyAdmission {
   void on_admit(const AdmissionRequest& r) noexcept { table_->on_admit(self_, r); }
   void on_leave(const AdmissionRequest& r) noexcept { table_->on_leave(self_, r); }
   void on_end(const AdmissionRequest& r) noexcept { table_->on_end(self_, r); }
+  void on_step(const ComposeInput& in) noexcept { table_->on_step(self_, in); }
   [[nodiscard]] bool displaces(const AdmissionRequest& waiting,
                                const AdmissionRequest& running) const noexcept {
     return table_->displaces(self_, waiting, running);
@@ -374,6 +284,7 @@ class AnyAdmission {
     void (*on_admit)(void*, const AdmissionRequest&) noexcept;
     void (*on_leave)(void*, const AdmissionRequest&) noexcept;
     void (*on_end)(void*, const AdmissionRequest&) noexcept;
+    void (*on_step)(void*, const ComposeInput&) noexcept;
     bool (*displaces)(const void*, const AdmissionRequest&, const AdmissionRequest&) noexcept;
   };
   template <class P>
@@ -413,6 +324,9 @@ class AnyAdmission {
       },
       [](void* p, const AdmissionRequest& r) noexcept {
         OptionalAdmission<P>::on_end(*static_cast<P*>(p), r);
+      },
+      [](void* p, const ComposeInput& in) noexcept {
+        OptionalAdmission<P>::on_step(*static_cast<P*>(p), in);
       },
       [](const void* p, const AdmissionRequest& waiting, const AdmissionRequest& running) noexcept {
         return OptionalAdmission<P>::displaces(*static_cast<const P*>(p), waiting, running);

@@ -6,6 +6,7 @@
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/ladder.hpp>
 #include <dynbatch/model/request.hpp>
+#include <dynbatch/model/running.hpp>
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
@@ -15,41 +16,6 @@
 #include <type_traits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
-
-/// A running sequence, as far as a sizer is concerned.
-struct RunningSequence {
-  std::int64_t known_tokens = 0;   ///< Prompt and outputs.
-  std::int64_t held_tokens = 0;    ///< Positions that its blocks have room for.
-  std::int64_t output_tokens = 0;  ///< Outputs so far.
-  std::int64_t max_output_tokens = 0;
-  RequestClass request_class = RequestClass::Interactive;
-};
-
-/// All running sequences, in order of admission; empty where nobody lists them. Visiting them is
-/// O(running): for what a sizer computes now and then.
-class RunningList {
- public:
-  using Take = void (*)(void* state, const RunningSequence& sequence) noexcept;
-  using Visit = void (*)(const void* context, void* state, Take take) noexcept;
-
-  constexpr RunningList() noexcept = default;
-  constexpr RunningList(const void* context, Visit visit) noexcept
-      : context_(context), visit_(visit) {}
-
-  [[nodiscard]] constexpr bool is_empty() const noexcept { return visit_ == nullptr; }
-  template <class F>
-  void for_each(F&& f) const noexcept {
-    if (visit_ != nullptr) {
-      visit_(context_, &f, [](void* state, const RunningSequence& sequence) noexcept {
-        (*static_cast<std::remove_reference_t<F>*>(state))(sequence);
-      });
-    }
-  }
-
- private:
-  const void* context_ = nullptr;
-  Visit visit_ = nullptr;
-};
 
 /// What a sizer sees before a step. Counts are of requests on this scheduler.
 struct SizerInput {
@@ -69,6 +35,7 @@ struct SizerInput {
   std::int32_t max_sequences = 0;  ///< The executor's rows.
   PoolStats pool{};
   RunningList running{};
+  TimeNs first_arrival = kNever;  ///< Arrival of the first waiting request.
 };
 
 /// Limits of one step. Sequence limits bound admission and never evict a running sequence.
@@ -86,6 +53,7 @@ struct BatchLimits {
 struct FinishedOutput {
   std::int64_t tokens = 0;
   RequestClass request_class = RequestClass::Interactive;
+  std::int64_t prompt_tokens = 0;
 };
 
 /// What a sizer learns from a settled step.

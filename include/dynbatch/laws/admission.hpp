@@ -7,6 +7,7 @@
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/concepts/admission.hpp>
+#include <dynbatch/model/running.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -145,6 +146,7 @@ template <Admission P>
   }
   constexpr std::int32_t kMostVictims = 32;
   VictimCandidate candidates[kMostVictims];
+  std::uint64_t step = 0;
   for (int round = 0; round < 2000; ++round) {
     // Keys order a queue: total, and ties are left to the order of submission.
     AdmissionRequest request = detail::random_admission_request(random);
@@ -176,6 +178,25 @@ template <Admission P>
     compose.num_prefilling =
         random.one_in(3) ? 0 : static_cast<std::int32_t>(random.between(0, 256));
     compose.num_waiting = random.between(1, 10'000);
+    compose.now = {std::int64_t{round} * 10'000'000};
+    compose.first_arrival = {compose.now.ns - random.between(0, 1'000'000'000)};
+    compose.block_size = static_cast<std::int32_t>(random.between(0, 128));
+    step += static_cast<std::uint64_t>(random.between(0, 2));
+    compose.step = step;
+    compose.running = RunningList(
+        &compose, [](const void* context, void* state, RunningList::Take take) noexcept {
+          const auto& in = *static_cast<const ComposeInput*>(context);
+          SplitMix64 lengths(in.step);
+          for (std::int32_t i = 0; i < in.num_decoding + in.num_prefilling; ++i) {
+            RunningSequence sequence;
+            sequence.max_output_tokens = lengths.between(1, 8192);
+            sequence.output_tokens = lengths.between(0, sequence.max_output_tokens);
+            sequence.known_tokens = lengths.between(1, 100'000) + sequence.output_tokens;
+            sequence.held_tokens = sequence.known_tokens;
+            take(state, sequence);
+          }
+        });
+    OptionalAdmission<P>::on_step(policy, compose);
     if (const Status status = detail::check_composition(view.compose(compose), compose); !status) {
       return status;
     }

@@ -10,8 +10,10 @@
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -42,6 +44,10 @@ inline SizerInput random_sizer_input(SplitMix64& random, TimeNs now) noexcept {
   if (random.one_in(2)) {
     in.first_token_due = now + DurationNs{random.between(-2'000'000'000, 2'000'000'000)};
   }
+  if (in.num_waiting > 0) {
+    in.first_arrival = is_absurd ? TimeNs{random.between(least, most)}
+                                 : now + DurationNs{random.between(-3'000'000'000, 1'000'000)};
+  }
   in.pool.total_blocks = random.between(is_absurd ? 0 : 1, most);
   in.pool.referenced_blocks = random.between(0, in.pool.total_blocks);
   in.pool.free_blocks = in.pool.total_blocks - in.pool.referenced_blocks;
@@ -50,7 +56,8 @@ inline SizerInput random_sizer_input(SplitMix64& random, TimeNs now) noexcept {
 }
 
 /// What a step could report, or, one time in four, what it could not.
-inline StepFeedback random_step_feedback(SplitMix64& random, TimeNs now) noexcept {
+inline StepFeedback random_step_feedback(SplitMix64& random, TimeNs now,
+                                         std::span<FinishedOutput, 4> finished) noexcept {
   constexpr std::int64_t kAbsurd[] = {0, -5, std::numeric_limits<std::int64_t>::min(),
                                       std::numeric_limits<std::int64_t>::max(),
                                       1'000'000'000'000'000'000};
@@ -62,6 +69,12 @@ inline StepFeedback random_step_feedback(SplitMix64& random, TimeNs now) noexcep
   fb.measured = {random.between(1'000'000, 400'000'000)};
   fb.num_finished = static_cast<std::int32_t>(random.between(0, 4));
   fb.finished_output_tokens = fb.num_finished * random.between(1, 4096);
+  for (FinishedOutput& output : finished) {
+    output.tokens = random.one_in(16) ? absurd() : random.between(0, 4096);
+    output.request_class = static_cast<RequestClass>(random.between(0, 2));
+    output.prompt_tokens = random.one_in(16) ? absurd() : random.between(1, 32'768);
+  }
+  fb.finished = finished.first(static_cast<std::size_t>(random.between(0, 4)));
   if (random.one_in(4)) {
     fb.measured = {absurd()};
   }
@@ -124,6 +137,7 @@ template <BatchSizer P>
   TimeNs now{random.between(0, 1'000'000'000'000)};
   const BatchLimits ceiling = sizer.ceiling();
   std::uint64_t version = sizer.cost().version;
+  FinishedOutput finished[4];
   for (int step = 0; step < 2000; ++step) {
     SizerInput in = detail::random_sizer_input(random, now);
     const BatchLimits limits = sizer.limits(in);
@@ -139,7 +153,7 @@ template <BatchSizer P>
         return {Errc::InternalError, "law 3", 0, 0, "at not_before the wait was renewed"};
       }
     }
-    sizer.observe(detail::random_step_feedback(random, now));
+    sizer.observe(detail::random_step_feedback(random, now, finished));
     const StepCost cost = sizer.cost();
     if (const Status status = detail::check_step_cost(cost, version); !status) {
       return status;
@@ -179,12 +193,13 @@ template <BatchSizer P>
                                                    std::uint64_t seed) noexcept {
   SplitMix64 random(seed);
   TimeNs now{};
+  FinishedOutput finished[4];
   for (int step = 0; step < 1000; ++step) {
     const SizerInput in = detail::random_sizer_input(random, now);
     if (first.limits(in) != second.limits(in) || first.cost() != second.cost()) {
       return {Errc::InternalError, "law 6", step, 0, "equal models fed alike differ at this step"};
     }
-    const StepFeedback fb = detail::random_step_feedback(random, now);
+    const StepFeedback fb = detail::random_step_feedback(random, now, finished);
     first.observe(fb);
     second.observe(fb);
     now = now + DurationNs{random.between(0, 60'000'000)};

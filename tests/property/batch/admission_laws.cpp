@@ -3,8 +3,11 @@
 #include <dynbatch/batch/earliest_deadline.hpp>
 #include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
+#include <dynbatch/batch/new_token_ratio_admission.hpp>
+#include <dynbatch/batch/ordered_admission.hpp>
 #include <dynbatch/batch/prefix_affinity.hpp>
 #include <dynbatch/batch/priority_aging.hpp>
+#include <dynbatch/batch/served_ratio_admission.hpp>
 #include <dynbatch/batch/shortest_first.hpp>
 #include <dynbatch/laws/admission.hpp>
 
@@ -28,7 +31,7 @@ std::string text_of(const Status& status) {
 }  // namespace
 
 TEST_CASE("first come first served obeys the laws in every configuration", "[batch]") {
-  const auto compose = static_cast<Compose>(GENERATE(range(0, 4)));
+  const auto compose = static_cast<Compose>(GENERATE(range(0, 5)));
   const auto reserve = static_cast<Reserve>(GENERATE(range(0, 4)));
   const bool split = GENERATE(false, true);
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, 3)));
@@ -73,7 +76,7 @@ TEST_CASE("every order obeys the laws under random rules", "[batch]") {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, 8)));
   SplitMix64 random(seed);
   AdmissionRules rules;
-  rules.compose = static_cast<Compose>(random.between(0, 3));
+  rules.compose = static_cast<Compose>(random.between(0, 4));
   rules.reserve = static_cast<Reserve>(random.between(0, 3));
   rules.reserve_tokens = random.between(1, 10'000);
   rules.split_prompts = random.one_in(2);
@@ -88,6 +91,28 @@ TEST_CASE("every order obeys the laws under random rules", "[batch]") {
   check_model("deadline", EarliestDeadline(EarliestDeadline::Config{.rules = rules}), seed);
   check_model("shortest", ShortestFirst(ShortestFirst::Config{.rules = rules}), seed);
   check_model("affinity", PrefixAffinity(PrefixAffinity::Config{.rules = rules}), seed);
+  OrderedAdmission::Config ordered;
+  ordered.rules = rules;
+  ordered.aging = random.one_in(3) ? kUnbounded : DurationNs{random.between(1, 1'000'000'000)};
+  ordered.batch_gives_way = random.one_in(2);
+  for (int order = 0; order <= static_cast<int>(OrderedAdmission::Order::Deadline); ++order) {
+    ordered.order = static_cast<OrderedAdmission::Order>(order);
+    check_model("ordered", OrderedAdmission(ordered), seed);
+  }
+  check_model("served ratio",
+              ServedRatioAdmission(ServedRatioAdmission::Config{
+                  .rules = rules,
+                  .served_ratio_permille = static_cast<std::int32_t>(random.between(0, 2000)),
+                  .max_waiting_steps = static_cast<std::int32_t>(random.between(1, 30)),
+                  .max_reserved_outputs = random.between(1, 4096)}),
+              seed);
+  ordered.order = static_cast<OrderedAdmission::Order>(random.between(0, 4));
+  check_model("new token ratio",
+              NewTokenRatioAdmission(NewTokenRatioAdmission::Config{
+                  .order = ordered,
+                  .decay_steps = static_cast<std::int32_t>(random.between(1, 600)),
+                  .clip_outputs = random.between(1, 10'000)}),
+              seed);
   FairShare::Config fair;
   fair.rules = rules;
   fair.other = {.max_running_sequences = 1, .max_running_tokens = random.between(1, 60'000)};

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every shipped sizer obeys the laws, directly and through the Any model.
 #include <dynbatch/batch/dynamic_sizer.hpp>
+#include <dynbatch/batch/preferred_size_sizer.hpp>
+#include <dynbatch/batch/slo_budget_sizer.hpp>
 #include <dynbatch/batch/static_sizer.hpp>
+#include <dynbatch/batch/table_tuner_sizer.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
 #include <dynbatch/batch/unbounded_sizer.hpp>
 #include <dynbatch/laws/batch_sizer.hpp>
@@ -25,7 +28,8 @@ constexpr int kSeeds = 12;
 }  // namespace
 
 TEMPLATE_TEST_CASE("shipped sizers obey the laws", "[batch]", StaticSizer, TokenBudgetSizer,
-                   UnboundedSizer, DynamicSizer) {
+                   UnboundedSizer, DynamicSizer, TableTunerSizer, PreferredSizeSizer,
+                   SloBudgetSizer) {
   const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, kSeeds)));
   INFO("seed " << seed);
   {
@@ -69,6 +73,57 @@ TEST_CASE("a dynamic sizer obeys the laws in every configuration", "[batch]") {
   config.fit.min_samples = static_cast<std::int32_t>(random.between(1, 20));
   REQUIRE(config.validate());
   DynamicSizer sizer(config);
+  const Status status = check_batch_sizer_laws(sizer, seed);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+}
+
+TEST_CASE("a table tuner obeys the laws in every configuration", "[batch]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(200, 200 + kSeeds)));
+  INFO("seed " << seed);
+  SplitMix64 random(seed);
+  TableTunerSizer::Config config;
+  config.max_batch_size = static_cast<std::int32_t>(random.between(0, 3000));
+  config.max_num_tokens = random.between(0, 20'000);
+  config.tunes_batch_size = random.one_in(2);
+  config.tunes_num_tokens = random.one_in(2);
+  config.window = static_cast<std::int32_t>(random.between(1, TableTunerSizer::kMostWindow));
+  TableTunerSizer sizer(config);
+  const Status status = check_batch_sizer_laws(sizer, seed);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+}
+
+TEST_CASE("preferred sizes obey the laws in every configuration", "[batch]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(300, 300 + kSeeds)));
+  INFO("seed " << seed);
+  SplitMix64 random(seed);
+  PreferredSizeSizer::Config config;
+  config.num_preferred = static_cast<std::int32_t>(random.between(0, 8));
+  for (std::int32_t i = 0; i < config.num_preferred; ++i) {
+    config.preferred[i] =
+        (i > 0 ? config.preferred[i - 1] : 0) + static_cast<std::int32_t>(random.between(1, 20));
+  }
+  config.max_batch_size =
+      random.one_in(2) ? 0 : static_cast<std::int32_t>(random.between(160, 300));
+  config.max_queue_delay = DurationNs{random.between(0, 2'000'000'000)};
+  PreferredSizeSizer sizer(config);
+  const Status status = check_batch_sizer_laws(sizer, seed);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+}
+
+TEST_CASE("a budget from service levels obeys the laws in every configuration", "[batch]") {
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(400, 400 + kSeeds)));
+  INFO("seed " << seed);
+  SplitMix64 random(seed);
+  SloBudgetSizer::Config config;
+  config.max_tokens = random.between(1, 20'000);
+  config.max_sequences = static_cast<std::int32_t>(random.between(1, 2000));
+  config.tpot_permille = static_cast<std::int32_t>(random.between(0, 1000));
+  config.min_prefill_tokens = random.between(1, 30'000);
+  config.fit.min_samples = static_cast<std::int32_t>(random.between(1, 20));
+  SloBudgetSizer sizer(config);
   const Status status = check_batch_sizer_laws(sizer, seed);
   INFO(text_of(status));
   CHECK(status.is_ok());

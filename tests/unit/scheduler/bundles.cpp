@@ -154,7 +154,7 @@ TEST_CASE("every name of the list is known, and named in the answer to an unknow
   for (std::size_t at = names.find(' '); at != std::string::npos; at = names.find(' ')) {
     names.erase(at, 1);
   }
-  CHECK(specs_of(names).size() == 7);
+  CHECK(specs_of(names).size() == 13);
   for (const PolicySpec& spec : specs_of(names)) {
     INFO(std::string(spec.name));
     CHECK(with_bundle(spec, [&](const auto& bundle) {

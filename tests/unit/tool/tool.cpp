@@ -308,6 +308,19 @@ TEST_CASE("R40 - a header alone replays to defined statistics", "[tool]") {
   }
 }
 
+TEST_CASE("presets of other engines are compared on one workload", "[tool]") {
+  const Outcome o = run({"replay", "--requests", "60", "--offline", "--policy",
+                         "vllm,trtllm,tgi,sglang,triton,xllm"});
+  CHECK(o.code == 0);
+  CHECK(o.err.empty());
+  for (const char* name : {"vllm", "trtllm", "tgi", "sglang", "triton", "xllm"}) {
+    INFO(name);
+    CHECK(contains(o.out, std::string("\n") + name + " "));
+  }
+  const Outcome help = run({"replay", "--help"});
+  CHECK(contains(help.out, "waiting_served_ratio"));
+}
+
 TEST_CASE("the table has one row a policy and says what the numbers mean", "[tool]") {
   const Folder folder;
   const Outcome o =
@@ -486,7 +499,10 @@ TEST_CASE("a recorded run is explained and replays to equal plans, for each bund
   const std::string log = folder.file("run.flight");
   for (const char* policy :
        {"static:batch=4", "chunked:budget=256", "dynbatch:alpha=0.9", "orca:reserve=8192",
-        "prefill_first:budget=512", "no_evict", "max_util"}) {
+        "prefill_first:budget=512", "no_evict", "max_util", "vllm:policy=priority",
+        "trtllm:context_chunking_policy=fcfs:enable_batch_size_tuning:enable_max_num_tokens_tuning",
+        "tgi:max_batch_prefill_tokens=16384", "sglang:schedule_policy=lof",
+        "triton:preferred_batch_size=2+4", "xllm:max_seqs_per_batch=16"}) {
     INFO(policy);
     const std::vector<std::string> common{"replay",       "--requests", "60",
                                           "--rate-scale", "8",          "--kv-tokens",

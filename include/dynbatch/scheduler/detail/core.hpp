@@ -148,6 +148,8 @@ class SchedulerCore {
 
   // core_compose.hpp
   const StepPlan* next_plan(TimeNs now) noexcept;
+  [[nodiscard]] RunningList running_list() const noexcept;
+  [[nodiscard]] ComposeInput compose_input() const noexcept;
   [[nodiscard]] SizerInput sizer_input(TimeNs now) const noexcept;
   void compose(PlanRecord& record, const BatchLimits& limits) noexcept;
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;

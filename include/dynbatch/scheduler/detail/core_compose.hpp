@@ -9,6 +9,40 @@ namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
 template <class P>
+RunningList SchedulerCore<P>::running_list() const noexcept {
+  return {this, [](const void* context, void* state, RunningList::Take take) noexcept {
+            const auto& core = *static_cast<const SchedulerCore*>(context);
+            for (std::int32_t row = core.oldest_row_; row >= 0;
+                 row = core.rows_[static_cast<std::size_t>(row)].newer) {
+              const RowState& r = core.rows_[static_cast<std::size_t>(row)];
+              RunningSequence sequence;
+              sequence.known_tokens = r.known;
+              sequence.held_tokens = r.table_tokens;
+              sequence.output_tokens = r.known - r.prompt_end;
+              sequence.max_output_tokens = r.known_limit - r.prompt_end;
+              sequence.request_class = core.desk_[r.slot].request_class;
+              take(state, sequence);
+            }
+          }};
+}
+
+template <class P>
+ComposeInput SchedulerCore<P>::compose_input() const noexcept {
+  ComposeInput in;
+  in.num_decoding = decoding_.size();
+  in.num_prefilling = prefilling_.size();
+  in.num_waiting = static_cast<std::int64_t>(waiting_.size());
+  in.now = now_;
+  if (!waiting_.empty()) {
+    in.first_arrival = desk_[waiting_.top()].arrival;
+  }
+  in.step = next_plan_;
+  in.block_size = block_size_;
+  in.running = running_list();
+  return in;
+}
+
+template <class P>
 SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   SizerInput in;
   in.now = now;
@@ -22,21 +56,7 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   in.max_tokens = caps_.max_tokens;
   in.max_sequences = caps_.max_sequences;
   in.pool = policies_.pool.stats();
-  in.running =
-      RunningList(this, [](const void* context, void* state, RunningList::Take take) noexcept {
-        const auto& core = *static_cast<const SchedulerCore*>(context);
-        for (std::int32_t row = core.oldest_row_; row >= 0;
-             row = core.rows_[static_cast<std::size_t>(row)].newer) {
-          const RowState& r = core.rows_[static_cast<std::size_t>(row)];
-          RunningSequence sequence;
-          sequence.known_tokens = r.known;
-          sequence.held_tokens = r.table_tokens;
-          sequence.output_tokens = r.known - r.prompt_end;
-          sequence.max_output_tokens = r.known_limit - r.prompt_end;
-          sequence.request_class = core.desk_[r.slot].request_class;
-          take(state, sequence);
-        }
-      });
+  in.running = running_list();
   if (num_tpot_ > 0) {
     for (std::int32_t row = oldest_row_; row >= 0;
          row = rows_[static_cast<std::size_t>(row)].newer) {
@@ -52,6 +72,7 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
   }
   if (!waiting_.empty()) {
     const RequestRecord& head = desk_[waiting_.top()];
+    in.first_arrival = head.arrival;
     if (head.slo.ttft < kUnbounded && head.outputs == 0) {
       in.first_token_due = TimeNs{saturating_add(max_of<std::int64_t>(head.arrival.ns, 0),
                                                  max_of<std::int64_t>(head.slo.ttft.ns, 0))};
@@ -108,6 +129,9 @@ const StepPlan* SchedulerCore<P>::next_plan(TimeNs host_now) noexcept {
   record.clear();
   record.plan.id = PlanId{next_plan_};
   if (!is_early) {
+    if constexpr (AdmissionOptions::kHasOnStep) {
+      AdmissionOptions::on_step(policies_.admission, compose_input());
+    }
     std::int32_t before = 0;
     do {  // once more if all that came out of it is a sequence that left
       before = num_running_;
@@ -140,10 +164,7 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
   flight_waits_.clear();
-  const Composition composition =
-      policies_.admission.compose({.num_decoding = decoding_.size(),
-                                   .num_prefilling = prefilling_.size(),
-                                   .num_waiting = static_cast<std::int64_t>(waiting_.size())});
+  const Composition composition = policies_.admission.compose(compose_input());
   Budget budget;
   budget.tokens = clamp_to<std::int64_t>(limits.max_tokens, 1, caps_.max_tokens);
   budget.prefill_tokens = clamp_to<std::int64_t>(limits.max_prefill_tokens, 1, budget.tokens);

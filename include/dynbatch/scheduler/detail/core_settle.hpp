@@ -288,7 +288,7 @@ void SchedulerCore<P>::finish_row(std::int32_t row, FinishReason reason, TimeNs 
                                   StepFeedback& feedback) noexcept {
   const RowState& r = rows_[static_cast<std::size_t>(row)];
   flush_outputs();  // the row takes its outputs out of the sum as it leaves
-  finished_outputs_.push_back({r.known - r.prompt_end, desk_[r.slot].request_class});
+  finished_outputs_.push_back({r.known - r.prompt_end, desk_[r.slot].request_class, r.prompt_end});
   ++feedback.num_finished;
   feedback.finished_output_tokens += r.known - r.prompt_end;
   finish_sequence(r.slot, reason, now);

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// \file
+/// SloBudgetSizer: a time budget a step from the service level and a learned step time, the rule of
+/// xLLM.
+#include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/step_time_fit.hpp>
+#include <dynbatch/concepts/batch_sizer.hpp>
+#include <dynbatch/model/step_cost.hpp>
+
+#include <cstdint>
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+/// A step may take max(least rest of a service level, `tpot_permille` of the least TPOT limit);
+/// prompts fill what the decodes leave of that, and no more sequences start than its decodes can
+/// serve. Without a TPOT limit among the running, or before a cost is learned, only the fixed
+/// limits hold. After xLLM 87e8d6ed, whose predictor also has terms in the square of a prompt's
+/// length; the one here (StepTimeFit) is linear. O(1).
+class SloBudgetSizer {
+ public:
+  struct Config {
+    std::int64_t max_tokens = 10'240;   ///< Tokens a step; >= 1.
+    std::int32_t max_sequences = 1024;  ///< Running sequences; >= 1.
+    std::int32_t tpot_permille = 650;   ///< Share of the least TPOT that a step may always take.
+    std::int64_t min_prefill_tokens = 128;  ///< Prompt tokens a step at least; >= 1.
+    StepTimeFit::Config fit{};
+
+    [[nodiscard]] constexpr Status validate() const noexcept {
+      if (max_tokens < 1) {
+        return {Errc::InvalidConfig, "max_tokens", max_tokens, 1, "must be at least 1"};
+      }
+      if (max_sequences < 1) {
+        return {Errc::InvalidConfig, "max_sequences", max_sequences, 1, "must be at least 1"};
+      }
+      if (tpot_permille < 0 || tpot_permille > 1000) {
+        return {Errc::InvalidConfig, "tpot_permille", tpot_permille, 1000,
+                "must lie between 0 and 1000"};
+      }
+      if (min_prefill_tokens < 1) {
+        return {Errc::InvalidConfig, "min_prefill_tokens", min_prefill_tokens, 1,
+                "must be at least 1"};
+      }
+      return fit.validate();
+    }
+  };
+
+  SloBudgetSizer() : SloBudgetSizer(Config{}) {}
+  explicit SloBudgetSizer(const Config& config) : config_(config), fit_(config.fit) {
+    if (const Status status = config.validate(); !status) {
+      raise(status);
+    }
+  }
+
+  [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
+    BatchLimits out = ceiling();
+    const std::int32_t rows = max_of(in.max_sequences, 1);
+    out.max_decode_sequences = min_of(out.max_decode_sequences, rows);
+    out.max_tokens = min_of(out.max_tokens, max_of<std::int64_t>(in.max_tokens, 1));
+    out.max_prefill_tokens = out.max_tokens;
+    bound_ = SizerBound::Cap;
+    const StepCost& cost = fit_.cost();
+    if (in.least_tpot < kUnbounded && cost.is_known()) {
+      const std::int64_t budget = budget_ns(in, config_.tpot_permille);
+      const std::int64_t serves = sequences_within(in, cost, budget);
+      if (serves < out.max_decode_sequences) {
+        out.max_decode_sequences = static_cast<std::int32_t>(serves);
+        bound_ = SizerBound::Latency;
+      }
+      out.max_prefill_tokens =
+          clamp_to(prefill_within(in, cost, budget),
+                   min_of(config_.min_prefill_tokens, out.max_tokens), out.max_tokens);
+    }
+    out.max_prefill_sequences = min_of(out.max_prefill_sequences, rows);
+    return out;
+  }
+  void observe(const StepFeedback& feedback) noexcept {
+    fit_.observe(feedback.now, feedback.work, feedback.measured);
+  }
+
+  [[nodiscard]] BatchLimits ceiling() const noexcept {
+    BatchLimits out;
+    out.max_decode_sequences = config_.max_sequences;
+    out.max_prefill_sequences = config_.max_sequences;
+    out.max_tokens = config_.max_tokens;
+    out.max_prefill_tokens = config_.max_tokens;
+    return out;
+  }
+  [[nodiscard]] StepCost cost() const noexcept { return fit_.cost(); }
+  [[nodiscard]] SizerBound bound() const noexcept { return bound_; }
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+
+  /// What the next step may take: the rest of the tightest service level, running or waiting, or
+  /// the share of the least TPOT, whichever is more.
+  [[nodiscard]] static std::int64_t budget_ns(const SizerInput& in,
+                                              std::int32_t tpot_permille) noexcept {
+    const TimeNs due = min_of(in.next_token_due, in.first_token_due);
+    const std::int64_t rest =
+        due == kNever ? 0 : saturating_sum(due.ns, -max_of<std::int64_t>(in.now.ns, 0));
+    return max_of(rest,
+                  saturating_mul(max_of<std::int64_t>(in.least_tpot.ns, 0), tpot_permille) / 1000);
+  }
+
+ private:
+  /// Sequences of the mean context whose decode step stays within the budget; at least 1.
+  [[nodiscard]] static std::int64_t sequences_within(const SizerInput& in, const StepCost& cost,
+                                                     std::int64_t budget) noexcept {
+    const std::int64_t decoding = max_of(in.num_decoding, 1);
+    const std::int64_t context = max_of<std::int64_t>(in.decoding_kv_tokens, 0) / decoding;
+    const std::int64_t row_ps =
+        saturating_add(cost.decode_row_ps, saturating_mul(context, cost.kv_token_ps));
+    const std::int64_t left = budget - min_of(budget, cost.fixed_ns);
+    if (left == 0) {
+      return 1;
+    }
+    return row_ps > 0 ? max_of<std::int64_t>(saturating_mul(left, 1000) / row_ps, 1)
+                      : std::int64_t{1} << 40;
+  }
+
+  [[nodiscard]] static std::int64_t prefill_within(const SizerInput& in, const StepCost& cost,
+                                                   std::int64_t budget) noexcept {
+    StepWork decodes;
+    decodes.decode_rows = max_of(in.num_decoding, 0);
+    decodes.kv_tokens = max_of<std::int64_t>(in.decoding_kv_tokens, 0);
+    const std::int64_t left = budget - min_of(budget, cost.predict(decodes).ns);
+    if (left == 0) {
+      return 0;
+    }
+    return cost.prefill_token_ps > 0 ? saturating_mul(left, 1000) / cost.prefill_token_ps
+                                     : std::int64_t{1} << 40;
+  }
+
+  Config config_;
+  StepTimeFit fit_;
+  SizerBound bound_ = SizerBound::Cap;
+};
+
+static_assert(BatchSizer<SloBudgetSizer>);
+
+}  // namespace dynbatch::inline DYNBATCH_ABI

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bundle_instance.hpp"
+
+namespace dynbatch::inline DYNBATCH_ABI {
+
+template ReplayRun detail::run_bundle(const XllmBundle&, const Trace&, const ReplayConfig&,
+                                      const LinearCost&);
+template Status detail::verify_bundle(const XllmBundle&, FlightLogReader&, FlightReplay&);
+
+}  // namespace dynbatch::inline DYNBATCH_ABI
