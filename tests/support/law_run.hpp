@@ -64,8 +64,8 @@ struct LawMix {
            std::to_string(pool) + " compose " + std::to_string(compose) + " reserve " +
            std::to_string(reserve) + " host " + std::to_string(host) + " faults " +
            std::to_string(faults) + " extras " + std::to_string(extras) + " pressure " +
-           std::to_string(pressure) + " order " + std::to_string(order) +
-           " partial " + std::to_string(partial);
+           std::to_string(pressure) + " order " + std::to_string(order) + " partial " +
+           std::to_string(partial);
   }
 };
 

@@ -33,7 +33,7 @@ using FlightBool = std::uint8_t;
 enum class FlightKind : std::uint8_t {
   Header = 1,  ///< FlightHeader, graph sizes (int32), label (char). Once, first.
   Request,     ///< FlightRequest, needs (FlightNeed), FlightMedia[], content (digests or tokens),
-            ///< stop tokens.
+               ///< stop tokens.
   Cancel,      ///< FlightCancel. Only cancellations that ended a request.
   Plan,        ///< FlightPlan, FlightWait[], FlightChunk[]. One call of plan().
   Seal,        ///< FlightSeal, FlightRank[]. Lock-step.

@@ -168,9 +168,9 @@ class Scheduler {
   }
 
   /// Keeps the first `tokens` positions of a cached prefix from eviction until `until` (a pool such
-  /// as Pinning<BlockPool<>>); pinning it again prolongs. `media` are the prompt's items. What its pool answers: NotSupported,
-  /// NotFound if not all of it is cached, QueueFull beyond the pool's bounds. Record: the flight
-  /// log holds pins. O(tokens).
+  /// as Pinning<BlockPool<>>); pinning it again prolongs. `media` are the prompt's items. What its
+  /// pool answers: NotSupported, NotFound if not all of it is cached, QueueFull beyond the pool's
+  /// bounds. Record: the flight log holds pins. O(tokens).
   Status pin(const Prompt& prompt, const CacheScope& scope, std::int64_t tokens, TimeNs until,
              std::span<const MediaSpan> media = {}) noexcept {
     return core_->pin(prompt, scope, tokens, until, media);
