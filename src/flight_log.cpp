@@ -332,8 +332,9 @@ void to_media(const FlightRecord& record, FlightRequestScratch& scratch) {
         {item.first_position, item.length, {item.content_high, item.content_low}});
   }
   const FlightRequest& from = record.request;
-  const std::int64_t shareable =
-      from.digest_unit == 0 ? from.prompt_length : saturating_mul(from.num_content, from.digest_unit);
+  const std::int64_t shareable = from.digest_unit == 0
+                                     ? from.prompt_length
+                                     : saturating_mul(from.num_content, from.digest_unit);
   if (record.kind == FlightKind::Request && from.cacheable >= 0 && from.cacheable < shareable) {
     // Of an item that was not kept no more is known than that sharing ended where it begins.
     scratch.media.push_back({from.cacheable, 1, {}});

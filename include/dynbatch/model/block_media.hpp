@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -42,7 +41,7 @@ struct BlockMedia {
 /// Walks over the blocks that media items overlap, given by position.
 class MediaCursor {
  public:
-  static constexpr std::int64_t kNoBlock = std::numeric_limits<std::int64_t>::max();
+  static constexpr std::int64_t kNoBlock = INT64_MAX;
 
   /// Starts at block `block`. O(items before it).
   MediaCursor(std::span<const MediaSpan> media, std::int32_t block_size,

@@ -144,9 +144,8 @@ TEST_CASE("Pins and host memory tell items apart too") {
   CHECK(pinning.pin(with_media({{9, 6, kDog}}).view(), 16, TimeNs{9}).code == Errc::NotFound);
   CHECK(pinning.pin(with_media({{9, 6, kCat}}).view(), 16, TimeNs{9}).is_ok());
 
-  TieredPool<> tiered({.pool = {.num_blocks = 10, .block_size = 4},
-                       .num_host_blocks = 40,
-                       .min_load_blocks = 1});
+  TieredPool<> tiered(
+      {.pool = {.num_blocks = 10, .block_size = 4}, .num_host_blocks = 40, .min_load_blocks = 1});
   REQUIRE(tiered.attach({.max_rows = 2, .max_context_tokens = 64}).is_ok());
   const Content cat = with_media({{9, 6, kCat}});
   REQUIRE(kv_test::admit(tiered, Row{0}, cat, 40, PlanId{1}) == 0);
