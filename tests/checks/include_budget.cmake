@@ -31,8 +31,9 @@ file(GLOB_RECURSE policy_headers RELATIVE ${include_dir}
   ${include_dir}/dynbatch/microbatch/*.hpp ${include_dir}/dynbatch/expert/*.hpp
   ${include_dir}/dynbatch/kv/*.hpp)
 foreach(header IN LISTS policy_headers)
-  # TieredPool is two pools and the traffic with a store; nobody else includes it.
-  if(header MATCHES "kv/(detail/)?(tiered_pool|tier_link)")
+  # TieredPool is two pools and the traffic with a store, GroupedPool a pool and those of further
+  # groups; nobody else includes them.
+  if(header MATCHES "kv/(detail/)?(tiered_pool|tier_link|grouped_pool)")
     check(${header} 20000)
   else()
     check(${header} 18000)

@@ -109,9 +109,9 @@ template <class Int>
 }
 
 /// Reads one of some names into its value; `expects` is the text of the error.
-template <class Enum, std::size_t N>
+template <class Enum, std::size_t kCount>
 [[nodiscard]] constexpr Status parse_choice(std::string_view text, const char* key,
-                                            const NamedChoice<Enum> (&choices)[N],
+                                            const NamedChoice<Enum> (&choices)[kCount],
                                             const char* expects, Enum& out) noexcept {
   for (const NamedChoice<Enum>& choice : choices) {
     if (text == choice.name) {
