@@ -32,7 +32,8 @@ class DynamicSizer {
     std::int64_t unknown_prefill_tokens =
         2048;                           ///< The same under a TPOT limit while no cost is learned.
     std::int32_t recovery_tokens = 16;  ///< A step may run late by what this many pure decode steps
-                                        ///< make good; 0 = no token is ever late on purpose.
+                                        ///< make good, if nearly all sequences are expected to get
+                                        ///< so many tokens more; 0 = none is late on purpose.
     std::int32_t memory_spread_percent = 100;  ///< Room kept beyond the expected need for memory,
                                                ///< in percent of its standard deviation; 0 to 1000.
     std::int64_t recompute_ns = 100'000'000;   ///< Memory and latency terms; ns, >= 0.
@@ -83,7 +84,9 @@ class DynamicSizer {
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
     if (is_recompute_due(in.now)) {
-      by_memory_ = sequences_by_memory(in);
+      const bool is_listed = gather(in);
+      by_memory_ = is_listed ? sequences_by_memory(in) : sequences_by_sums(in);
+      recoverable_tokens_ = is_listed ? recoverable_tokens() : config_.recovery_tokens;
       by_latency_ = sequences_by_latency(in);
       recomputed_at_ = in.now;
       was_computed_ = true;
@@ -191,39 +194,62 @@ class DynamicSizer {
     return max_of(finished_tokens_ / num_finished_, so_far);
   }
 
-  /// Sequences that the pool will hold: those that run, plus as many of the mean waiting request as
-  /// find room beside them at every later moment. Until then what runs has grown, and the share of
-  /// it that OutputLengths expects to have ended is gone. Blocks that several sequences share count
-  /// once. O(running + buckets * moments).
-  [[nodiscard]] std::int64_t sequences_by_memory(const SizerInput& in) noexcept {
+  /// Takes stock of what runs, and of how long outputs become. False where nobody lists it, or
+  /// nothing is known: a first batch is not held back by guesses. O(running + buckets).
+  bool gather(const SizerInput& in) noexcept {
     const std::int64_t block = in.pool.block_size;
-    if (block < 1 || in.pool.total_blocks < 1) {
-      return kNoBound;
-    }
     if (in.num_waiting > 0) {
       mean_prompt_ = max_of<std::int64_t>(in.waiting_prompt_tokens, 0) / in.num_waiting;
     }
     const bool knows_nothing = in.num_decoding + in.num_prefilling == 0 &&
                                lengths_.num_ended(RequestClass::Interactive) == 0;
     if (in.running.is_empty() || knows_nothing) {
-      return sequences_by_sums(in);  // a first batch is not held back by guesses
+      return false;
     }
     for (Cohort& cohort : cohorts_) {
       cohort = Cohort{};
     }
     lengths_.begin();
-    std::int64_t running = 0;
-    std::int64_t held = 0;
+    num_listed_ = 0;
+    held_tokens_ = 0;
     in.running.for_each([&](const RunningSequence& r) noexcept {
       lengths_.add_running(r.request_class, r.output_tokens, r.max_output_tokens);
       Cohort& cohort = cohort_of(r.request_class, OutputLengths::bucket_of(r.output_tokens));
       ++cohort.sequences;
       cohort.tokens += r.known_tokens + block / 2;  // the last block is half full
-      ++running;
-      held += r.held_tokens;
+      ++num_listed_;
+      held_tokens_ += r.held_tokens;
     });
     lengths_.update();
-    const std::int64_t shared = max_of<std::int64_t>(held / block - in.pool.referenced_blocks, 0);
+    return true;
+  }
+
+  /// `recovery_tokens`, if nearly all (kNearlyAll) of the running sequences are expected to get so
+  /// many tokens more, else 0: who ends sooner can't make good what was late. O(cohorts).
+  [[nodiscard]] std::int64_t recoverable_tokens() const noexcept {
+    std::int64_t surviving = 0;
+    for (std::size_t i = 0; i < OutputLengths::kNumClasses * OutputLengths::kNumBuckets; ++i) {
+      if (cohorts_[i].sequences > 0) {
+        const auto request_class = static_cast<RequestClass>(i / OutputLengths::kNumBuckets);
+        const std::int64_t outputs = OutputLengths::start_of(i % OutputLengths::kNumBuckets);
+        surviving += cohorts_[i].sequences *
+                     lengths_.surviving(request_class, outputs, config_.recovery_tokens);
+      }
+    }
+    return surviving >= num_listed_ * kNearlyAll ? config_.recovery_tokens : 0;
+  }
+
+  /// Sequences that the pool will hold: those that run, plus as many of the mean waiting request as
+  /// find room beside them at every later moment. Until then what runs has grown, and the share of
+  /// it that OutputLengths expects to have ended is gone. Blocks that several sequences share count
+  /// once. O(buckets * moments).
+  [[nodiscard]] std::int64_t sequences_by_memory(const SizerInput& in) noexcept {
+    const std::int64_t block = in.pool.block_size;
+    if (block < 1 || in.pool.total_blocks < 1) {
+      return kNoBound;
+    }
+    const std::int64_t shared =
+        max_of<std::int64_t>(held_tokens_ / block - in.pool.referenced_blocks, 0);
     const std::int64_t room = saturating_mul(saturating_add(in.pool.total_blocks, shared), block);
     std::int64_t fit = kNoBound;
     std::int64_t grown = 0;
@@ -240,7 +266,7 @@ class DynamicSizer {
       }
       grown = max_of(grown, used);
     }
-    return saturating_add(running, fit);
+    return saturating_add(num_listed_, fit);
   }
 
   /// What the running sequences will hold after `more` tokens each: the expectation, and
@@ -271,6 +297,9 @@ class DynamicSizer {
   /// The same from sums, where nobody lists what runs.
   [[nodiscard]] std::int64_t sequences_by_sums(const SizerInput& in) const noexcept {
     const std::int64_t block = in.pool.block_size;
+    if (block < 1 || in.pool.total_blocks < 1) {
+      return kNoBound;
+    }
     const std::int64_t running =
         saturating_add(max_of(in.num_decoding, 0), max_of(in.num_prefilling, 0));
     const std::int64_t mean_outputs =
@@ -305,14 +334,13 @@ class DynamicSizer {
     return work;
   }
 
-  /// Time that the next step may take: the slack, plus what `recovery_tokens` pure decode steps
-  /// will make good again.
+  /// Time that the next step may take: the slack, plus what pure decode steps will make good again.
   [[nodiscard]] std::int64_t allowed_ns(const SizerInput& in,
                                         std::int64_t decode_ns) const noexcept {
     const std::int64_t slack = slack_ns(in);
     const std::int64_t gain = in.least_tpot.ns - decode_ns;
     return slack != kNoBound && gain > 0
-               ? saturating_add(slack, saturating_mul(gain, config_.recovery_tokens))
+               ? saturating_add(slack, saturating_mul(gain, recoverable_tokens_))
                : slack;
   }
 
@@ -364,6 +392,7 @@ class DynamicSizer {
     std::int64_t tokens = 0;  ///< What they hold now.
   };
   static constexpr std::size_t kMomentStep = 4;
+  static constexpr std::int64_t kNearlyAll = OutputLengths::kScale / 100 * 90;
   [[nodiscard]] Cohort& cohort_of(RequestClass request_class, std::size_t bucket) noexcept {
     return cohorts_[min_of(static_cast<std::size_t>(request_class),
                            OutputLengths::kNumClasses - 1) *
@@ -379,6 +408,9 @@ class DynamicSizer {
   std::int64_t num_finished_ = 0;
   std::int64_t finished_tokens_ = 0;
   std::int64_t mean_prompt_ = 0;
+  std::int64_t num_listed_ = 0;   // sequences in cohorts_,
+  std::int64_t held_tokens_ = 0;  // and what their blocks have room for
+  std::int64_t recoverable_tokens_ = 0;
   std::int64_t by_memory_ = kNoBound;
   std::int64_t by_latency_ = kNoBound;
   std::int64_t by_queue_ = 1;

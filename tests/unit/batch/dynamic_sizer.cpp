@@ -168,6 +168,36 @@ TEST_CASE("a step may run late by what later decodes make good", "[batch]") {
   CHECK(static_cast<double>(limits.max_prefill_tokens) == Approx(980 + 1960).epsilon(0.02));
 }
 
+TEST_CASE("no step runs late if too many outputs end before that is made good", "[batch]") {
+  const std::int64_t ends_after = GENERATE(6, 400);
+  Config config;
+  config.recovery_tokens = 16;
+  config.min_prefill_tokens = 10;
+  DynamicSizer sizer(config);
+  const TimeNs now = teach(sizer);
+  std::vector<FinishedOutput> finished(200, FinishedOutput{.tokens = ends_after});
+  StepFeedback feedback;
+  feedback.now = now;
+  feedback.num_finished = static_cast<std::int32_t>(finished.size());
+  feedback.finished = finished;
+  sizer.observe(feedback);
+  std::vector<RunningSequence> running(8, {1003, 1003, 3, 1000});
+  SizerInput in = decoding_engine(now, 8, milliseconds(50), milliseconds(50));
+  in.running = RunningList(&running, [](const void* context, void* state,
+                                        RunningList::Take take) noexcept {
+    for (const RunningSequence& r : *static_cast<const std::vector<RunningSequence>*>(context)) {
+      take(state, r);
+    }
+  });
+  // Strictly 980 tokens fit; 16 decode steps more would make good a prompt of 15,000.
+  const std::int64_t tokens = sizer.limits(in).max_prefill_tokens;
+  if (ends_after == 6) {
+    CHECK(static_cast<double>(tokens) == Approx(980).epsilon(0.02));
+  } else {
+    CHECK(tokens == config.max_prefill_tokens);
+  }
+}
+
 TEST_CASE("steps under way are taken off the slack", "[batch]") {
   Config config;
   config.recovery_tokens = 0;
