@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compares policies over traces, step-time sets and service levels with `dynbatch replay`, and
+prints a table in Markdown for each trace and set.
+
+A column "TTFT/TPOT" is the highest request rate at which 90 % of the requests stay inside both
+limits. Where even an idle engine whose prefix cache is never full misses that, it is the rate at
+which 90 % of the share that the idle engine reaches do; such columns carry a star and the share.
+"tok/s" is the output with everything there at the start.
+
+Usage: benchmarks/sim/compare_policies.py DIRECTORY_OF_TRACES [TRACE...]
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TRACES = [
+    "azure2023_conv_min00-30.csv",
+    "azure2023_code_min00-30.csv",
+    "mooncake_conversation_min00-30.jsonl",
+    "servegen_deepseek_r1_h00-12_x0.08.csv",
+    "servegen_m_large_d00-03_x0.0012.csv",
+    "agent_miniswe_blk16.jsonl",
+    "agent_taubench_blk16.jsonl",
+]
+COSTS = ["llama3.1-70b_fp8_h100_tp4_vllm", "qwen3-235b-a22b_fp8_h100_tp4ep4_trtllm"]
+LEVELS = [(2000, 100), (450, 40), (450, 30)]
+POLICIES = [
+    "static:batch=32", "orca", "prefill_first", "chunked:budget=256", "chunked:budget=512",
+    "chunked:budget=2048", "vllm", "trtllm",
+    "trtllm:capacity_scheduler_policy=max_utilization", "tgi", "sglang",
+    "triton:preferred_batch_size=32+64:max_queue_delay_us=100000", "xllm", "dynbatch",
+]
+
+
+def replay(tool, trace, cost, arguments):
+    """Results of one run of the tool, by policy."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = [tool, "replay", "--trace", trace, "--cost", cost, "--max-seqs", "256",
+                   "--json", out.name] + arguments
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        return {r["policy"]: r for r in json.load(open(out.name))["results"]}
+
+
+def cell(value, best):
+    text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    return f"**{text}**" if value >= 0.99 * best and best > 0 else text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("directory")
+    parser.add_argument("traces", nargs="*", default=TRACES)
+    parser.add_argument("--tool", default=os.path.join(ROOT, "build/release/bin/dynbatch"))
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--costs", default=",".join(COSTS))
+    options = parser.parse_args()
+    for cost in options.costs.split(","):
+        for name in options.traces:
+            trace = os.path.join(options.directory, name)
+            columns = []
+            for ttft, tpot in LEVELS:
+                slo = ["--requests", "4000", "--slo", f"ttft:{ttft},tpot:{tpot}"]
+                idle = replay(options.tool, trace, cost,
+                              slo + ["--policy", "dynbatch", "--rate-scale", "0.001",
+                                     "--kv-tokens", "20000000"])
+                reached = idle["dynbatch"]["slo_attainment"]
+                share = 0.9 if reached >= 0.9 else 0.9 * reached
+                title = f"{ttft}/{tpot}" + ("" if reached >= 0.9 else f" * {reached:.0%}")
+                found = replay(options.tool, trace, cost,
+                               slo + ["--policy", options.policies, "--kv-tokens", "600000",
+                                      "--find-capacity", f"{share:.4f}"])
+                columns.append((title, {p: r["capacity_req_per_s"] for p, r in found.items()}))
+            offline = replay(options.tool, trace, cost,
+                             ["--requests", "3000", "--offline", "--policy", options.policies,
+                              "--kv-tokens", "600000"])
+            columns.append(("tok/s", {p: r["output_throughput"] for p, r in offline.items()}))
+            print(f"\n{name}, {cost}\n")
+            print("| policy | " + " | ".join(title for title, _ in columns) + " |")
+            print("|---" * (len(columns) + 1) + "|")
+            best = [max((v or 0.0) for v in values.values()) for _, values in columns]
+            for policy in columns[0][1]:
+                row = [cell(values[policy] or 0.0, b) for (_, values), b in zip(columns, best)]
+                print(f"| {policy} | " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
