@@ -61,6 +61,7 @@ bool BlockPool<Eviction, Hash>::hold(Row row, std::span<const BlockId> blocks) n
   }
   if (!blocks.empty()) {
     std::memcpy(static_cast<void*>(table_of(row)), blocks.data(), blocks.size_bytes());
+    ++idle_changes_;
     store_.add_references(blocks);
   }
   state_of(row) = RowState{};
