@@ -34,6 +34,9 @@ class Pinning {
   static_assert(!detail::OptionalPool<Pool>::kHasRowOps,
                 "dynbatch: Pinning needs a pool that addresses blocks. "
                 "See docs/policies/kv_cache_pool.md");
+  static_assert(!detail::OptionalPool<Pool>::kHasSwaps,
+                "dynbatch: Pinning goes inside a TieredPool, as TieredPool<Pinning<Pool>>: around "
+                "it nobody would be told the moves. See docs/policies/kv_cache_pool.md");
 
  public:
   static constexpr bool kHasGroups = detail::OptionalPool<Pool>::kHasGroups;

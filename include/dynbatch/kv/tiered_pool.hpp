@@ -52,6 +52,10 @@ template <class Pool = BlockPool<>, class Tier = NullTier>
 class TieredPool {
   static_assert(check_kv_cache_pool<Pool>());
   static_assert(check_kv_tier<Tier>());
+  static_assert(!detail::OptionalPool<Pool>::kHasRowOps && !detail::OptionalPool<Pool>::kHasSwaps &&
+                    !detail::OptionalPool<Pool>::kHasGroups,
+                "dynbatch: TieredPool needs a pool of one group of blocks, on one device. "
+                "See docs/policies/kv_cache_pool.md");
   static constexpr bool kHasTier = !std::same_as<Tier, NullTier>;
 
  public:
