@@ -149,7 +149,8 @@ class TieredPool {
   /// False too, and the device keeps what it has, while a tier holds slots of host memory.
   bool clear() noexcept {
     if constexpr (kHasTier) {
-      if (pool_.stats().referenced_blocks != 0 || !link_.abort(host_)) {
+      const PoolStats s = pool_.stats();
+      if (s.referenced_blocks > s.pinned_blocks || !link_.abort(host_)) {
         return false;
       }
     }
