@@ -112,7 +112,9 @@ void TierLink<Tier>::end_operation(const TierCompletion& completion, HostPool& h
   stats_.nonsense += is_sane ? 0 : 1;
   stats_.corrupt += completion.result == TierResult::Corrupt ? 1 : 0;
   const bool is_good = is_sane && completion.result == TierResult::Done;
-  if (is_good || completion.result != TierResult::Cancelled) {
+  if (is_good && work->phase == Phase::Asking && blocks > 0) {
+    breaker_.note_void(work->era);  // whether the data come the fetch will show
+  } else if (is_good || completion.result != TierResult::Cancelled) {
     stats_.failures += is_good ? 0 : 1;
     breaker_.note_end(work->era, is_good, now_);
   } else {
