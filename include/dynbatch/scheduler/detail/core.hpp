@@ -181,6 +181,7 @@ class SchedulerCore {
     return waiting_.size() + num_parked_ + num_loading_;
   }
   [[nodiscard]] bool may_displace(std::uint32_t slot) const noexcept;
+  bool outranks(std::uint32_t slot) noexcept;
   void displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
                 Budget& budget) noexcept;
   [[nodiscard]] bool parks(std::uint32_t slot) noexcept;
