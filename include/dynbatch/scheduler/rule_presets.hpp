@@ -79,12 +79,13 @@ struct OrcaBundle : BudgetPreset<OrcaBundle> {
       return status;
     }
     if (key == "reserve") {
-      admission.reserve = FcfsAdmission::Reserve::Fixed;
-      return detail::parse_option(value, "reserve", std::int64_t{1}, detail::kMostInt64,
-                                  admission.reserve_tokens);
+      status = detail::parse_option(value, "reserve", std::int64_t{1}, detail::kMostInt64,
+                                    admission.reserve_tokens);
+      admission.reserve = status ? FcfsAdmission::Reserve::Fixed : admission.reserve;
+      return status;
     }
     if (key == "mixed") {
-      bool is_mixed = false;
+      bool is_mixed = admission.compose == FcfsAdmission::Compose::DecodeFirst;
       status = detail::parse_option(value, "mixed", is_mixed);
       admission.compose =
           is_mixed ? FcfsAdmission::Compose::DecodeFirst : FcfsAdmission::Compose::PrefillFirst;
