@@ -23,21 +23,27 @@ constexpr Status GroupedPool<Pool>::Config::validate() const noexcept {
       return {Errc::InvalidConfig, "groups.num_blocks", group.num_blocks, 2147483646,
               "must be in [1, limit]"};
     }
-    if (spec.kind == GroupKind::Recurrent && (spec.block_size != 1 || spec.window != 0)) {
+    if (spec.kind == GroupKind::Recurrent && spec.block_size != 1) {
       return {Errc::InvalidConfig, "groups.block_size", spec.block_size, 1,
-              "a block of a recurrent group is a state: block_size 1, window 0"};
+              "a block of a recurrent group is a state"};
+    }
+    if (spec.kind == GroupKind::Recurrent && spec.window != 0) {
+      return {Errc::InvalidConfig, "groups.window", spec.window, 0,
+              "a recurrent group has no window"};
     }
     if (spec.block_size < 1 || spec.block_size > 65536) {
       return {Errc::InvalidConfig, "groups.block_size", spec.block_size, 65536,
               "must be in [1, limit]"};
     }
-    if (multiple % spec.block_size != 0 ||
-        (pool.block_size % spec.block_size != 0 && spec.block_size % pool.block_size != 0)) {
-      return {Errc::InvalidConfig, "groups.block_size", spec.block_size, pool.block_size,
-              "block sizes must divide one another"};
-    }
     if (spec.kind == GroupKind::Window && spec.window < 1) {
       return {Errc::InvalidConfig, "groups.window", spec.window, 1, "must be at least 1"};
+    }
+  }
+  for (std::size_t i = 0; i < num_further(); ++i) {  // each by itself is right
+    const std::int32_t size = groups[i].spec.block_size;
+    if (multiple % size != 0 || (pool.block_size % size != 0 && size % pool.block_size != 0)) {
+      return {Errc::InvalidConfig, "groups.block_size", size, pool.block_size,
+              "block sizes must divide one another"};
     }
   }
   for (std::size_t i = num_further(); i < kMaxFurther; ++i) {
