@@ -18,7 +18,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// What the presets below share: a token budget a step, first come first served, nobody passes the
 /// head of the queue, a preempted request comes back as soon as it fits.
 template <class Derived>
-struct BudgetPreset {
+struct BudgetPreset {  // NOLINT(bugprone-crtp-constructor-accessibility): bundles are aggregates
   using Sizer = TokenBudgetSizer;
   using Splitter = NoSplit;
   using Balancer = NullBalancer;
@@ -132,7 +132,8 @@ struct PrefillFirstBundle : BudgetPreset<PrefillFirstBundle> {
 
 /// What the bundles after TensorRT-LLM share: prompts run whole unless `chunked` is set.
 template <class Bundle>
-struct WholePromptPreset : BudgetPreset<Bundle> {
+struct WholePromptPreset  // NOLINT(bugprone-crtp-constructor-accessibility): bundles are aggregates
+    : BudgetPreset<Bundle> {
   [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
     return key == "chunked";
   }

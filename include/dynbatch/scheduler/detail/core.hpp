@@ -95,8 +95,8 @@ class SchedulerCore {
                      std::size_t group) const noexcept;
   Status make_result(StepResultBuffer& buffer) const noexcept {
     return buffer.allocate(caps_.max_sequences, caps_.max_sequences,
-                           caps_.max_sequences * (1 + config_.max_draft_tokens),
-                           caps_.max_sequences * config_.max_draft_tokens);
+                           std::int64_t{caps_.max_sequences} * (1 + config_.max_draft_tokens),
+                           std::int64_t{caps_.max_sequences} * config_.max_draft_tokens);
   }
 
  private:
