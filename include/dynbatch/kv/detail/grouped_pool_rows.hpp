@@ -23,13 +23,11 @@ constexpr Status GroupedPool<Pool>::Config::validate() const noexcept {
       return {Errc::InvalidConfig, "groups.num_blocks", group.num_blocks, 2147483646,
               "must be in [1, limit]"};
     }
-    if (spec.kind == GroupKind::Recurrent && spec.block_size != 1) {
-      return {Errc::InvalidConfig, "groups.block_size", spec.block_size, 1,
-              "a block of a recurrent group is a state"};
-    }
-    if (spec.kind == GroupKind::Recurrent && spec.window != 0) {
-      return {Errc::InvalidConfig, "groups.window", spec.window, 0,
-              "a recurrent group has no window"};
+    if (spec.kind == GroupKind::Recurrent && (spec.block_size != 1 || spec.window != 0)) {
+      const bool is_state = spec.block_size == 1;
+      return {Errc::InvalidConfig, is_state ? "groups.window" : "groups.block_size",
+              is_state ? spec.window : spec.block_size, is_state ? 0 : 1,
+              "a block of a recurrent group is a state: block_size 1, window 0"};
     }
     if (spec.block_size < 1 || spec.block_size > 65536) {
       return {Errc::InvalidConfig, "groups.block_size", spec.block_size, 65536,
