@@ -6,6 +6,7 @@
 #include <dynbatch/base/blake2b.hpp>
 #include <dynbatch/base/buffer.hpp>
 #include <dynbatch/base/config.hpp>
+#include <dynbatch/base/digest.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/hash.hpp>
 #include <dynbatch/base/ids.hpp>

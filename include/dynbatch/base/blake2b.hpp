@@ -3,6 +3,7 @@
 /// \file
 /// BLAKE2b with 256 bits of output (RFC 7693): collision-resistant names for content.
 #include <dynbatch/base/config.hpp>
+#include <dynbatch/base/digest.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -10,12 +11,6 @@
 #include <cstring>
 
 namespace dynbatch::inline DYNBATCH_ABI {
-
-/// A 256-bit digest. Equal digests mean equal content: nobody can make two contents that share one.
-struct Digest256 {
-  std::uint64_t words[4]{};
-  friend constexpr bool operator==(const Digest256&, const Digest256&) noexcept = default;
-};
 
 /// Hashes up to 128 bytes in one compression. Chosen over SHA-256 because a parent's digest and 16
 /// tokens fit into one block, and because it is fast without special instructions.

@@ -7,10 +7,7 @@
 
 #include <cstdint>
 #include <cstdlib>
-#if DYNBATCH_EXCEPTIONS
-#include <exception>
-#endif
-#include <new>
+#include <new>  // also std::exception, the base of what it throws; <exception> has much more
 #include <type_traits>
 #include <utility>
 

@@ -41,9 +41,10 @@ class PreferredSizeSizer {
       }
       for (std::int32_t i = 0; i < num_preferred; ++i) {
         const std::int32_t size = preferred[i];
-        const std::int32_t least = i > 0 ? preferred[i - 1] + 1 : 1;
-        if (size < least || (max_batch_size > 0 && size > max_batch_size)) {
-          return {Errc::InvalidConfig, "preferred", size, size < least ? least : max_batch_size,
+        const std::int32_t before = i > 0 ? preferred[i - 1] : 0;
+        if (size <= before || (max_batch_size > 0 && size > max_batch_size)) {
+          return {Errc::InvalidConfig, "preferred", size,
+                  size <= before ? std::int64_t{before} + 1 : max_batch_size,
                   "preferred sizes ascend from 1 to max_batch_size"};
         }
       }

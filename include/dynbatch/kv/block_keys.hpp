@@ -146,7 +146,7 @@ class KeyChain {
   }
 
  private:
-  enum class Tag : std::uint64_t {
+  enum class Tag : std::uint64_t {  // NOLINT(performance-enum-size): it is hashed as a word
     Library = 1,
     Model,
     Revision,

@@ -25,9 +25,12 @@ class CircuitBreaker {
       if (max_failures < 1) {
         return {Errc::InvalidConfig, "max_failures", max_failures, 1, "must be at least 1"};
       }
-      if (first_pause.ns < 1 || longest_pause < first_pause) {
-        return {Errc::InvalidConfig, "first_pause", first_pause.ns, longest_pause.ns,
-                "must be positive and at most longest_pause"};
+      if (first_pause.ns < 1) {
+        return {Errc::InvalidConfig, "first_pause", first_pause.ns, 1, "must be positive"};
+      }
+      if (longest_pause < first_pause) {
+        return {Errc::InvalidConfig, "longest_pause", longest_pause.ns, first_pause.ns,
+                "must be at least first_pause"};
       }
       return kOk;
     }

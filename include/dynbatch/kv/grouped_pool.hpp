@@ -140,6 +140,10 @@ class GroupedPool {
   void settle(PlanId plan) noexcept;
   std::int64_t withdraw(Row row, std::int64_t tokens) noexcept;
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return pool_.reads_withdrawn(row); }
+  void finish_copy(Row row) noexcept {
+    detail::OptionalPool<Pool>::finish_copy(pool_, row);
+    ++state_;
+  }
   [[nodiscard]] Status pin(const SequenceContentView& content, std::int64_t tokens,
                            TimeNs until) noexcept {
     return pool_.pin(content, tokens, until);

@@ -58,6 +58,11 @@ class MemoryStore {
       if (store_threshold < 0) {
         return {Errc::InvalidConfig, "store_threshold", store_threshold, 0, "must not be negative"};
       }
+      for (const DurationNs time : {faults.latency, faults.block_time, faults.jitter}) {
+        if (time.ns < 0) {
+          return {Errc::InvalidConfig, "faults", time.ns, 0, "no time may be negative"};
+        }
+      }
       return kOk;
     }
   };

@@ -34,6 +34,9 @@ class Pinning {
   static_assert(!detail::OptionalPool<Pool>::kHasRowOps,
                 "dynbatch: Pinning needs a pool that addresses blocks. "
                 "See docs/policies/kv_cache_pool.md");
+  static_assert(!detail::OptionalPool<Pool>::kHasSwaps,
+                "dynbatch: Pinning goes inside a TieredPool, as TieredPool<Pinning<Pool>>: around "
+                "it nobody would be told the moves. See docs/policies/kv_cache_pool.md");
 
  public:
   static constexpr bool kHasGroups = detail::OptionalPool<Pool>::kHasGroups;
@@ -79,6 +82,9 @@ class Pinning {
   [[nodiscard]] std::span<const GroupSpec> groups() const noexcept { return pool_.groups(); }
   /// Whatever is pinned: an idle pool has that many blocks beside the most that pins may hold.
   [[nodiscard]] bool can_ever_fit(std::int64_t tokens) const noexcept {
+    if (!config_.validate()) {
+      return false;
+    }
     const std::int64_t block = max_of(pool_.groups().empty() ? 1 : pool_.groups()[0].block_size, 1);
     const std::int64_t blocks = ceil_div(max_of<std::int64_t>(tokens, 0), block);
     std::int64_t total =

@@ -38,25 +38,33 @@ struct TierConfig {
       return {Errc::InvalidConfig, "tier.memory", memory.slot_bytes, 1,
               "a tier has to reach the host slots"};
     }
-    if (load_deadline.ns < 1 || store_deadline.ns < 1) {
-      return {Errc::InvalidConfig, "tier.load_deadline", load_deadline.ns, 1, "must be positive"};
+    struct Bound {
+      const char* field;
+      std::int64_t value;
+      std::int64_t least;
+    };
+    const Bound bounds[] = {
+        {"tier.load_deadline", load_deadline.ns, 1},
+        {"tier.store_deadline", store_deadline.ns, 1},
+        {"tier.max_operation_blocks", max_operation_blocks, 1},
+        {"tier.max_blocks_in_flight", max_blocks_in_flight, 1},
+        {"tier.min_gain_blocks", min_gain_blocks, 1},
+        {"tier.min_touches", min_touches, 1},
+        {"tier.token_ns", token_ns, 0},
+        {"tier.latency", latency.ns, 0},
+        {"tier.bytes_per_second", bytes_per_second, 1},
+    };
+    for (const Bound& bound : bounds) {
+      if (bound.value < bound.least) {
+        return {Errc::InvalidConfig, bound.field, bound.value, bound.least,
+                "must be at least the limit"};
+      }
     }
     if (max_loads < 1 || max_loads > kMaxLoads) {
       return {Errc::InvalidConfig, "tier.max_loads", max_loads, kMaxLoads, "must be in [1, limit]"};
     }
     if (max_stores < 0 || max_stores > 64) {
       return {Errc::InvalidConfig, "tier.max_stores", max_stores, 64, "must be in [0, limit]"};
-    }
-    if (max_operation_blocks < 1 || max_blocks_in_flight < 1) {
-      return {Errc::InvalidConfig, "tier.max_operation_blocks", max_operation_blocks, 1,
-              "must be at least 1"};
-    }
-    if (min_gain_blocks < 1 || min_touches < 1) {
-      return {Errc::InvalidConfig, "tier.min_gain_blocks", min_gain_blocks, 1,
-              "must be at least 1"};
-    }
-    if (token_ns < 0 || latency.ns < 0 || bytes_per_second < 1) {
-      return {Errc::InvalidConfig, "tier.token_ns", token_ns, 0, "must not be negative"};
     }
     return breaker.validate();
   }

@@ -52,6 +52,10 @@ template <class Pool = BlockPool<>, class Tier = NullTier>
 class TieredPool {
   static_assert(check_kv_cache_pool<Pool>());
   static_assert(check_kv_tier<Tier>());
+  static_assert(!detail::OptionalPool<Pool>::kHasRowOps && !detail::OptionalPool<Pool>::kHasSwaps &&
+                    !detail::OptionalPool<Pool>::kHasGroups,
+                "dynbatch: TieredPool needs a pool of one group of blocks, on one device. "
+                "See docs/policies/kv_cache_pool.md");
   static constexpr bool kHasTier = !std::same_as<Tier, NullTier>;
 
  public:
@@ -145,7 +149,8 @@ class TieredPool {
   /// False too, and the device keeps what it has, while a tier holds slots of host memory.
   bool clear() noexcept {
     if constexpr (kHasTier) {
-      if (pool_.stats().referenced_blocks != 0 || !link_.abort(host_)) {
+      const PoolStats s = pool_.stats();
+      if (s.referenced_blocks > s.pinned_blocks || !link_.abort(host_)) {
         return false;
       }
     }

@@ -2,8 +2,8 @@
 #pragma once
 /// \file
 /// BlockKey: the name of a KV block outside this process.
-#include <dynbatch/base/blake2b.hpp>
 #include <dynbatch/base/config.hpp>
+#include <dynbatch/base/digest.hpp>
 
 #include <cstdint>
 

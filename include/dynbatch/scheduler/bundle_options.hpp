@@ -104,7 +104,9 @@ template <class Int>
   std::int64_t ms = 0;
   const Status status =
       parse_option(text, "aging_ms", std::int64_t{0}, std::int64_t{1'000'000'000}, ms);
-  out = ms > 0 ? milliseconds(ms) : kUnbounded;
+  if (status) {
+    out = ms > 0 ? milliseconds(ms) : kUnbounded;
+  }
   return status;
 }
 

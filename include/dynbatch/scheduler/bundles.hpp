@@ -113,8 +113,11 @@ struct DynbatchBundle {
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
     if (key == "alpha") {
-      const Status status = detail::parse_option(value, "alpha", sizer.alpha);
-      return status ? sizer.validate() : status;
+      DynamicSizer::Config config = sizer;
+      Status status = detail::parse_option(value, "alpha", config.alpha);
+      status = status ? config.validate() : status;
+      sizer = status ? config : sizer;
+      return status;
     }
     if (key == "max_prefill_tokens") {
       return detail::parse_option(value, "max_prefill_tokens", std::int64_t{1}, detail::kMostInt64,

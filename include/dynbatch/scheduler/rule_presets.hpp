@@ -18,7 +18,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// What the presets below share: a token budget a step, first come first served, nobody passes the
 /// head of the queue, a preempted request comes back as soon as it fits.
 template <class Derived>
-struct BudgetPreset {
+struct BudgetPreset {  // NOLINT(bugprone-crtp-constructor-accessibility): bundles are aggregates
   using Sizer = TokenBudgetSizer;
   using Splitter = NoSplit;
   using Balancer = NullBalancer;
@@ -79,12 +79,13 @@ struct OrcaBundle : BudgetPreset<OrcaBundle> {
       return status;
     }
     if (key == "reserve") {
-      admission.reserve = FcfsAdmission::Reserve::Fixed;
-      return detail::parse_option(value, "reserve", std::int64_t{1}, detail::kMostInt64,
-                                  admission.reserve_tokens);
+      status = detail::parse_option(value, "reserve", std::int64_t{1}, detail::kMostInt64,
+                                    admission.reserve_tokens);
+      admission.reserve = status ? FcfsAdmission::Reserve::Fixed : admission.reserve;
+      return status;
     }
     if (key == "mixed") {
-      bool is_mixed = false;
+      bool is_mixed = admission.compose == FcfsAdmission::Compose::DecodeFirst;
       status = detail::parse_option(value, "mixed", is_mixed);
       admission.compose =
           is_mixed ? FcfsAdmission::Compose::DecodeFirst : FcfsAdmission::Compose::PrefillFirst;
@@ -131,7 +132,8 @@ struct PrefillFirstBundle : BudgetPreset<PrefillFirstBundle> {
 
 /// What the bundles after TensorRT-LLM share: prompts run whole unless `chunked` is set.
 template <class Bundle>
-struct WholePromptPreset : BudgetPreset<Bundle> {
+struct WholePromptPreset  // NOLINT(bugprone-crtp-constructor-accessibility): bundles are aggregates
+    : BudgetPreset<Bundle> {
   [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
     return key == "chunked";
   }

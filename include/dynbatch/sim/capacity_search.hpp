@@ -5,7 +5,6 @@
 /// in time.
 #include <dynbatch/base/config.hpp>
 
-#include <cmath>
 #include <cstdint>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -24,12 +23,7 @@ class CapacitySearch {
 
   explicit CapacitySearch(Config config) noexcept : config_(config) {}
 
-  [[nodiscard]] double next() const noexcept {
-    if (bad_ == 0.0) {
-      return good_ == 0.0 ? 1.0 : good_ * 2.0;
-    }
-    return good_ == 0.0 ? bad_ * 0.5 : std::sqrt(good_ * bad_);
-  }
+  [[nodiscard]] DYNBATCH_API double next() const noexcept;
   /// The attainment at next(). True if that scale is the best so far.
   bool report(double attainment) noexcept {
     const double scale = next();

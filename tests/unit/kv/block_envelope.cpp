@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/base/blake2b.hpp>
 #include <dynbatch/kv/block_envelope.hpp>
 
 #include <catch2/catch.hpp>

@@ -107,6 +107,21 @@ TEST_CASE("BlockPool refuses a stale match and a row in use") {
   CHECK(pool.check().is_ok());
 }
 
+TEST_CASE("BlockPool sees at a second look that somebody holds what was idle") {
+  auto pool = make_pool(8);
+  const Content c(count_from(0, 16), 16);
+  REQUIRE(admit(pool, Row{0}, c) == 0);
+  pool.settle(PlanId{1});
+  pool.release(Row{0});
+  SequenceContentView view = c.view();
+  view.version = 1;
+  REQUIRE(pool.match(view, 16).idle_blocks == 4);
+  REQUIRE(pool.hold(Row{1}, std::vector<BlockId>(pool.matched().begin(), pool.matched().end())));
+  CHECK(pool.match(view, 16).idle_blocks == 0);
+  pool.release(Row{1});
+  CHECK(pool.match(view, 16).idle_blocks == 4);
+}
+
 TEST_CASE("BlockPool counts look-ups at admission only") {
   auto pool = make_pool(8);
   const Content c(count_from(0, 17), 16);

@@ -27,7 +27,7 @@ TEST_CASE("CircuitBreaker names a configuration that makes no sense") {
   CHECK(std::string(CircuitBreaker::Config{.max_failures = 0}.validate().field) == "max_failures");
   CHECK(std::string(CircuitBreaker::Config{.first_pause = {0}}.validate().field) == "first_pause");
   CHECK(std::string(CircuitBreaker::Config{.first_pause = seconds(60)}.validate().field) ==
-        "first_pause");
+        "longest_pause");
   CHECK(CircuitBreaker::Config{}.validate().is_ok());
 }
 

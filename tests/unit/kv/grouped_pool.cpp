@@ -108,8 +108,12 @@ TEST_CASE("GroupedPool names what it cannot work with") {
     CHECK(refused(config) == "groups.block_size");
   }
   config = good;
-  config.groups[1].spec.block_size = 4;
+  config.groups[1].spec.block_size = 7;
   CHECK(refused(config) == "groups.block_size");
+  CHECK(config.validate().value == 7);
+  config = good;
+  config.groups[1].spec.window = 4;
+  CHECK(refused(config) == "groups.window");
   config = good;
   config.groups[0].spec.window = 0;
   CHECK(refused(config) == "groups.window");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/base/blake2b.hpp>
 #include <dynbatch/kv/memory_store.hpp>
 
 #include <algorithm>
@@ -98,6 +99,20 @@ TEST_CASE("MemoryStore names what it cannot work with") {
   TierAttachment other = b.attachment;
   other.memory.slot_bytes = 32;
   CHECK(std::string(b.store.attach(other).field) == "slot_bytes");
+}
+
+TEST_CASE("MemoryStore does not wrap around") {
+  const auto bytes = [](void*, std::int32_t) noexcept { return std::span<std::byte>(); };
+  MemoryStore store({.num_blocks = 64});  // 64 times this is 0 in 64 bits
+  const Status s = store.attach({.memory = {nullptr, bytes, std::int64_t{1} << 58}});
+  CHECK(s.code == Errc::OutOfMemory);
+  const DurationNs most{INT64_MAX};
+  CHECK(MemoryStore::Config{.num_blocks = 1, .faults = {.jitter = {-1}}}.validate().code ==
+        Errc::InvalidConfig);
+  Bench b({.num_blocks = 8, .faults = {.latency = most, .block_time = most, .jitter = most}});
+  REQUIRE(b.begin(TierVerb::Store, "abc") != 0);
+  b.now.ns += 1'000'000'000;
+  CHECK(b.poll().empty());
 }
 
 TEST_CASE("What was stored is fetched, as far as it is there") {

@@ -45,6 +45,9 @@ TEST_CASE("Pinning names the field of a bad configuration") {
   CHECK(field({.pool = {.num_blocks = 4}, .max_pins = 0}) == "max_pins");
   CHECK(field({.pool = {.num_blocks = 4}, .share_permille = 901}) == "share_permille");
   CHECK(field({.pool = {.num_blocks = 4}}).empty());
+  for (const std::int32_t share : {-1, 0, 901, 1000, 1001, 2147483647}) {  // asked before attach()
+    CHECK_FALSE(Pool({.pool = {.num_blocks = 4}, .share_permille = share}).can_ever_fit(4));
+  }
 }
 
 TEST_CASE("A pinned prefix outlives one-off traffic, until its time is over") {

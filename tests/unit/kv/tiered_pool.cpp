@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dynbatch/kv/memory_store.hpp>
+#include <dynbatch/kv/pinning.hpp>
 #include <dynbatch/kv/tiered_pool.hpp>
 
 #include "content.hpp"
@@ -152,4 +154,36 @@ TEST_CASE("A row that is given up takes its loads with it, and leaves its writes
   REQUIRE(admit(pool, Row{1}, Content(count_from(700, 9), 16), 9, PlanId{6}) == 0);
   pool.withdraw(Row{1}, 0);  // nothing of the sequence before
   CHECK(drain(pool, 6).size() == 2);
+}
+
+TEST_CASE("Pins are dropped with everything else, whether there is a store or not") {
+  std::byte slots[4]{};
+  MemoryStore store({.num_blocks = 4});
+  TieredPool<Pinning<BlockPool<>>, AnyKVTier>::Config config;
+  config.pool.pool = {.num_blocks = 8, .block_size = 4};
+  config.pool.share_permille = 500;
+  config.num_host_blocks = 4;
+  config.tier.memory = {slots,
+                        [](void* memory, std::int32_t slot) noexcept {
+                          return std::span(static_cast<std::byte*>(memory) + slot, 1);
+                        },
+                        1};
+  TieredPool<Pinning<BlockPool<>>, AnyKVTier> stored(config, AnyKVTier(store));
+  TieredPool<Pinning<BlockPool<>>> plain(
+      {.pool = config.pool, .num_host_blocks = 4, .min_load_blocks = 1});
+  const Content c(count_from(0, 8), 16);
+  const auto run = [&](auto& pool) {
+    REQUIRE(pool.attach({.max_rows = 2, .max_context_tokens = 16}));
+    REQUIRE(admit(pool, Row{0}, c) == 0);
+    pool.settle(PlanId{1});
+    CHECK_FALSE(pool.clear());  // a row has blocks
+    pool.release(Row{0});
+    REQUIRE(pool.pin(c.view(), 8, TimeNs{1000}));
+    CHECK(pool.stats().pinned_blocks == 2);
+    CHECK(pool.clear());
+    CHECK(pool.stats().referenced_blocks == 0);
+    CHECK(pool.check());
+  };
+  run(plain);
+  run(stored);
 }

@@ -64,6 +64,11 @@ TEST_CASE("TierConfig names what it cannot work with") {
   CHECK(field([](TierConfig& c) { c.max_operation_blocks = 0; }) == "tier.max_operation_blocks");
   CHECK(field([](TierConfig& c) { c.min_gain_blocks = 0; }) == "tier.min_gain_blocks");
   CHECK(field([](TierConfig& c) { c.token_ns = -1; }) == "tier.token_ns");
+  CHECK(field([](TierConfig& c) { c.store_deadline = {-1}; }) == "tier.store_deadline");
+  CHECK(field([](TierConfig& c) { c.max_blocks_in_flight = 0; }) == "tier.max_blocks_in_flight");
+  CHECK(field([](TierConfig& c) { c.min_touches = 0; }) == "tier.min_touches");
+  CHECK(field([](TierConfig& c) { c.latency = {-1}; }) == "tier.latency");
+  CHECK(field([](TierConfig& c) { c.bytes_per_second = 0; }) == "tier.bytes_per_second");
   CHECK(field([](TierConfig& c) { c.breaker.max_failures = 0; }) == "max_failures");
   StoredPool::Config pool{.pool = {.num_blocks = 4}, .num_host_blocks = 4};
   CHECK(std::string(pool.validate().field) == "tier.memory");  // and without a tier it is not read
@@ -396,6 +401,48 @@ TEST_CASE("A dead store is soon asked no more, and asked again later") {
   bench.advance();
   CHECK(bench.pool().tier_state() == CircuitBreaker::State::Closed);
   CHECK(bench.asks(text(7000), second));
+  require_clean(bench);
+}
+
+TEST_CASE("A store that knows everything and delivers nothing is soon asked no more") {
+  MemoryStore store({.num_blocks = 400});
+  {
+    StoreBench first(store, {}, eager());
+    for (Token i = 0; i < 40; ++i) {
+      first.run_and_flush(text(1 + 100 * i));
+      first.advance();
+      first.advance();
+    }
+    REQUIRE(first.pool().tier_stats().stored_blocks == 160);
+  }
+  store.faults().fetch_fails = 1000;
+  TierConfig config = eager();
+  config.max_stores = 0;
+  StoreBench bench(store, {}, config);
+  int asked = 0;
+  for (Token i = 0; i < 40; ++i) {
+    LoadWait wait;
+    asked += bench.asks(text(1 + 100 * i), wait) ? 1 : 0;
+    for (int k = 0; k < 21; ++k) {
+      bench.advance(milliseconds(10));
+    }
+  }
+  CHECK(bench.pool().tier_stats().fetched_blocks == 0);
+  // As a dead one: a query that is answered is no sign that data come.
+  CHECK(asked >= 8);
+  CHECK(asked <= 12);
+  CHECK(bench.pool().tier_state() == CircuitBreaker::State::Open);
+  store.faults().fetch_fails = 0;
+  bench.advance(seconds(31));
+  LoadWait wait;
+  REQUIRE(bench.asks(text(1), wait));
+  LoadWait second;
+  CHECK_FALSE(bench.asks(text(101), second));
+  bench.advance();
+  CHECK_FALSE(bench.asks(text(101), second));  // the fetch is the trial
+  bench.advance();
+  CHECK(bench.pool().tier_state() == CircuitBreaker::State::Closed);
+  CHECK(bench.run(text(1)) == 16);
   require_clean(bench);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Host memory and an external store behind the pool, through the scheduler.
+#include <dynbatch/batch/priority_aging.hpp>
 #include <dynbatch/kv/memory_store.hpp>
 #include <dynbatch/kv/tiered_pool.hpp>
 
@@ -22,24 +23,27 @@ using namespace dynbatch::test;
 namespace {
 
 using Pool = TieredPool<BlockPool<>, AnyKVTier>;
-using TierScheduler = Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, Pool>;
 
 /// A scheduler over a store, and slots of a byte each: what blocks hold is not the matter here.
-class TierHost {
+struct TierOptions {
+  std::int64_t blocks = 20;
+  std::int64_t host_blocks = 20;
+  std::int64_t budget = 256;
+  std::int32_t rows = 16;
+  std::int32_t max_loads = 8;
+};
+template <class Admission>
+class TierHostOf {
  public:
-  struct Options {
-    std::int64_t blocks = 20;
-    std::int64_t host_blocks = 20;
-    std::int64_t budget = 256;
-    std::int32_t rows = 16;
-    std::int32_t max_loads = 8;
-  };
+  using TierScheduler = Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, Pool, Admission>;
 
-  TierHost(MemoryStore& store, const Options& o) : slots_(static_cast<std::size_t>(o.host_blocks)) {
+  TierHostOf(MemoryStore& store, const TierOptions& o, Admission admission = Admission{})
+      : slots_(static_cast<std::size_t>(o.host_blocks)) {
     TierConfig tier;
     tier.memory.context = this;
     tier.memory.bytes = [](void* self, std::int32_t slot) noexcept {
-      return std::span(&static_cast<TierHost*>(self)->slots_.at(static_cast<std::size_t>(slot)), 1);
+      return std::span(&static_cast<TierHostOf*>(self)->slots_.at(static_cast<std::size_t>(slot)),
+                       1);
     };
     tier.memory.slot_bytes = 1;
     tier.token_ns = 0;
@@ -56,12 +60,12 @@ class TierHost {
                                           .min_load_blocks = 1,
                                           .tier = tier},
                                          AnyKVTier(store)),
-                                    FcfsAdmission{});
+                                    std::move(admission));
     REQUIRE(made);
     scheduler.emplace(std::move(made).value());
   }
-  TierHost(const TierHost&) = delete;
-  TierHost& operator=(const TierHost&) = delete;
+  TierHostOf(const TierHostOf&) = delete;
+  TierHostOf& operator=(const TierHostOf&) = delete;
 
   void submit(std::uint64_t id, std::int64_t length, std::int64_t outputs, bool reads = true) {
     SmallRequest r(id, length, outputs);
@@ -111,6 +115,7 @@ class TierHost {
   std::vector<std::byte> slots_;
 };
 
+using TierHost = TierHostOf<FcfsAdmission>;
 using Tokens = std::map<std::uint64_t, std::int64_t>;
 
 /// A store that holds the first `length` tokens of these requests' prompts.
@@ -273,6 +278,45 @@ TEST_CASE("A dead store costs the whole of a load no more than its deadline") {
   CHECK(dead.ns - alive.ns <= 200'000'000);
 }
 
+TEST_CASE("Nobody gives up a place to a request that goes to wait for the store") {
+  MemoryStore store({.num_blocks = 64});
+  fill(store, {{1, 65}});
+  store.faults().latency = milliseconds(5);
+  TierHostOf<PriorityAging> host(store, {.rows = 1}, PriorityAging({.displace = true}));
+  host.submit(9, 20, 100, false);
+  CHECK(host.step() == Tokens{{9, 20}});
+  SmallRequest urgent(1, 80, 1);
+  urgent.request.priority = -1;
+  REQUIRE(host.scheduler->submit(urgent.view()));
+  int waited = 0;
+  for (; waited < 50 && host.step() == Tokens{{9, 1}}; ++waited) {
+    CHECK(host.scheduler->stats().preemptions == 0);
+    CHECK(host.scheduler->stats().waiting == 1);
+  }
+  CHECK(waited >= 10);  // a query and a fetch
+  CHECK(waited < 20);
+  CHECK(host.scheduler->stats().preemptions == 1);
+  CHECK(host.first_positions[1] == 64);
+  CHECK(host.finish());
+  CHECK(host.scheduler->stats().preemptions == 1);
+}
+
+TEST_CASE("Whoever outranks nobody asks the store when there is a place") {
+  MemoryStore store({.num_blocks = 64});
+  fill(store, {{1, 65}});
+  TierHostOf<PriorityAging> host(store, {.rows = 1}, PriorityAging({.displace = true}));
+  host.submit(9, 20, 260, false);
+  CHECK(host.step() == Tokens{{9, 20}});
+  host.submit(1, 80, 1);
+  for (int i = 0; i < 240; ++i) {  // longer than blocks that have arrived are kept
+    host.step();
+  }
+  CHECK(host.tier().queries == 0);
+  REQUIRE(host.scheduler->cancel(RequestId{9}));
+  CHECK(host.finish());
+  CHECK(host.first_positions[1] == 64);
+}
+
 TEST_CASE("Requests that wait for a load can be cancelled, expire, and keep their rank") {
   MemoryStore store({.num_blocks = 64});
   fill(store, {{1, 65}, {2, 65}, {3, 65}});
@@ -351,7 +395,7 @@ TEST_CASE("A pool with a tier needs an engine that swaps, in order") {
   tier.memory.slot_bytes = 1;
   Capabilities caps;
   const auto field = [&] {
-    auto made = TierScheduler::make(
+    auto made = TierHost::TierScheduler::make(
         SchedulerConfig{}, caps, TokenBudgetSizer{}, NoSplit{}, NullBalancer{},
         Pool({.pool = {.num_blocks = 8, .block_size = 16}, .num_host_blocks = 8, .tier = tier},
              AnyKVTier(store)),

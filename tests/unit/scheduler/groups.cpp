@@ -359,6 +359,43 @@ TEST_CASE("Samples fork windows and states, and start over if their copies were 
   }
 }
 
+TEST_CASE("Without further groups fronts of blocks are copied, and their sources let go") {
+  Capabilities caps;
+  caps.max_sequences = 4;
+  caps.partial_copy = true;
+  GroupedPool<>::Config config;
+  config.pool = {.num_blocks = 8, .block_size = 4, .min_partial_tokens = 1};
+  auto made = Grouped::make({}, caps, TokenBudgetSizer(TokenBudgetSizer::Config{.budget = 64}),
+                            NoSplit{}, NullBalancer{}, GroupedPool<>(config), FcfsAdmission{});
+  REQUIRE(made);
+  Grouped s = std::move(made).value();
+  std::int64_t outputs = 0;
+  for (const std::int64_t max_new : {2, 20}) {  // the second needs every block in the end
+    SmallRequest r(0, 11, max_new);
+    r.request.id = RequestId{static_cast<std::uint64_t>(max_new)};
+    for (std::size_t i = 6; i < 11; ++i) {
+      r.tokens[i] += static_cast<Token>(1000 * max_new);
+    }
+    REQUIRE(s.submit(r.view()));
+    std::size_t copies = 0;
+    for (int i = 0; i < 30 && s.stats().live > 0; ++i) {
+      const StepPlan& plan = planned(s);
+      copies += plan.groups[0].copies.size();
+      REQUIRE(settle(s, plan));
+      Event events[16];
+      for (std::size_t n = s.poll(events); n > 0; --n) {
+        if (events[n - 1].kind == EventKind::Finished) {
+          outputs = events[n - 1].count;
+          CHECK(events[n - 1].reason == FinishReason::Length);
+        }
+      }
+      REQUIRE(s.check());
+    }
+    CHECK(outputs == max_new);
+    CHECK(copies == (max_new == 2 ? 0U : 1U));
+  }
+}
+
 TEST_CASE("The example of the pool's documentation is accepted") {
   const PoolAttachment attachment{.max_rows = 64,
                                   .max_context_tokens = 32768,

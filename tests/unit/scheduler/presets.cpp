@@ -6,9 +6,11 @@
 #include "order_host.hpp"
 
 #include <catch2/catch.hpp>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 using namespace dynbatch;
@@ -322,6 +324,83 @@ TEST_CASE("xllm, the batch class is preempted first") {
   }
 }
 
+namespace {
+
+/// Values that some options refuse, after others that differ from the defaults were set.
+template <class Bundle>
+void refuse_without_change(std::vector<std::pair<std::string_view, std::string_view>> good) {
+  Bundle bundle;
+  for (const auto& [key, value] : good) {
+    INFO(key);
+    REQUIRE(bundle.set(key, value).is_ok());
+  }
+  good.emplace_back("colour", "");
+  unsigned char before[sizeof(Bundle)];
+  std::memcpy(before, static_cast<const void*>(&bundle), sizeof(Bundle));
+  for (const auto& [key, unused] : good) {
+    for (const std::string_view value :
+         {"", "x", "-1", "5.5.5", "99999999999999999999", "7+x", "0.00001e"}) {
+      INFO(Bundle::kName << ": " << key << "=" << value);
+      CHECK_FALSE(bundle.set(key, value).is_ok());
+      CHECK(std::memcmp(before, static_cast<const void*>(&bundle), sizeof(Bundle)) == 0);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("an option that is refused changes nothing") {
+  refuse_without_change<VllmBundle>({{"max_num_batched_tokens", "77"},
+                                     {"max_num_seqs", "7"},
+                                     {"policy", "priority"},
+                                     {"aging_ms", "5"},
+                                     {"enable_chunked_prefill", "0"},
+                                     {"long_prefill_token_threshold", "9"},
+                                     {"watermark", "0.2"},
+                                     {"scheduler_reserve_full_isl", "0"}});
+  refuse_without_change<TrtllmBundle>({{"capacity_scheduler_policy", "max_utilization"},
+                                       {"context_chunking_policy", "fcfs"},
+                                       {"max_batch_size", "7"},
+                                       {"max_num_tokens", "77"},
+                                       {"enable_batch_size_tuning", "1"},
+                                       {"enable_max_num_tokens_tuning", "1"},
+                                       {"dynamic_batch_moving_average_window", "5"}});
+  refuse_without_change<TgiBundle>({{"waiting_served_ratio", "0.5"},
+                                    {"max_waiting_tokens", "7"},
+                                    {"max_batch_prefill_tokens", "77"},
+                                    {"max_batch_size", "7"},
+                                    {"max_concurrent_requests", "9"},
+                                    {"chunking", "1"}});
+  refuse_without_change<SglangBundle>({{"schedule_policy", "lof"},
+                                       {"schedule_conservativeness", "0.5"},
+                                       {"chunked_prefill_size", "77"},
+                                       {"max_prefill_tokens", "99"},
+                                       {"max_running_requests", "7"},
+                                       {"enable_mixed_chunk", "1"},
+                                       {"aging_ms", "5"}});
+  refuse_without_change<TritonBundle>({{"preferred_batch_size", "2+4"},
+                                       {"max_queue_delay_us", "7"},
+                                       {"max_batch_size", "9"},
+                                       {"priority_levels", "3"},
+                                       {"aging_ms", "5"}});
+  refuse_without_change<XllmBundle>({{"max_tokens_per_batch", "77"},
+                                     {"max_seqs_per_batch", "7"},
+                                     {"priority_strategy", "deadline"},
+                                     {"max_tokens_per_chunk", "9"},
+                                     {"memory_threshold", "0.5"},
+                                     {"online_preempts_offline", "0"},
+                                     {"aging_ms", "5"}});
+  refuse_without_change<OrcaBundle>({{"budget", "77"}});
+  OrcaBundle orca;
+  const auto reserve = orca.admission.reserve;
+  CHECK_FALSE(orca.set("reserve", "x").is_ok());
+  CHECK(orca.admission.reserve == reserve);
+  DynbatchBundle dynbatch;
+  const double alpha = dynbatch.sizer.alpha;
+  CHECK_FALSE(dynbatch.set("alpha", "7000").is_ok());
+  CHECK(dynbatch.sizer.alpha == alpha);
+}
+
 TEST_CASE("options of presets reach the policies by the names of their peers") {
   const auto answer = [](std::string_view text) {
     PolicyListReader reader(text);
@@ -360,6 +439,7 @@ TEST_CASE("options of presets reach the policies by the names of their peers") {
       {"sglang:schedule_policy=dfs-weight", "schedule_policy"},
       {"sglang:schedule_conservativeness=0", "schedule_conservativeness"},
       {"triton:preferred_batch_size=16+8", "preferred"},
+      {"triton:preferred_batch_size=2147483647+1", "preferred"},
       {"triton:preferred_batch_size=8+", "preferred_batch_size"},
       {"triton:preferred_batch_size=1+2+3+4+5+6+7+8+9", "preferred_batch_size"},
       {"triton:preferred_batch_size=16:max_batch_size=8", "preferred"},

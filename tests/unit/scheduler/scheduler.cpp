@@ -28,7 +28,7 @@ TEST_CASE("make names the field that does not fit") {
   CHECK(refused({}, {.groups = other}) == "capabilities.groups");
   const std::int32_t sizes[] = {4, 4};
   CHECK(refused({}, {.graph_sizes = sizes}) == "capabilities.graph_sizes");
-  CHECK(refused({}, {}, 0) == "pool");
+  CHECK(refused({}, {}, 0) == "num_blocks");
 }
 
 TEST_CASE("The constructor raises what make returns") {

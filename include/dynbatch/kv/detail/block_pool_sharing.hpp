@@ -61,6 +61,7 @@ bool BlockPool<Eviction, Hash>::hold(Row row, std::span<const BlockId> blocks) n
   }
   if (!blocks.empty()) {
     std::memcpy(static_cast<void*>(table_of(row)), blocks.data(), blocks.size_bytes());
+    ++idle_changes_;
     store_.add_references(blocks);
   }
   state_of(row) = RowState{};
@@ -181,9 +182,8 @@ Status BlockPool<Eviction, Hash>::fork(Row from, Row to, std::int64_t tokens) no
     return {Errc::InvalidArgument, "row", to.value, max_rows_, "needs two rows, the second empty"};
   }
   const RowState& parent = state_of(from);
-  if (tokens < 0 || tokens > parent.length * config_.block_size) {
-    return {Errc::InvalidArgument, "tokens", tokens, parent.length * config_.block_size,
-            "more than the row holds"};
+  if (tokens < 0 || tokens > capacity(parent)) {
+    return {Errc::InvalidArgument, "tokens", tokens, capacity(parent), "more than the row holds"};
   }
   const auto whole = static_cast<std::int32_t>(tokens / config_.block_size);
   const bool has_rest = tokens % config_.block_size != 0;

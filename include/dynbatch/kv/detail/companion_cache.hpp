@@ -129,8 +129,7 @@ class CompanionCache {
                            const IsAlive& is_alive) noexcept {
     std::size_t n = 0;
     std::size_t kept = 0;
-    for (std::size_t i = 0; i < copies_.size(); ++i) {
-      Copy copy = copies_[i];
+    for (Copy copy : copies_) {
       const bool is_told = copy.told == 0 && n < out.size();
       if (is_told) {
         out[n++] = copy.copy;
@@ -209,8 +208,7 @@ class CompanionCache {
   template <class Condition, class IsAlive>
   void drop_copies_if(const Condition& is_over, const IsAlive& is_alive) noexcept {
     std::size_t kept = 0;
-    for (std::size_t i = 0; i < copies_.size(); ++i) {
-      const Copy copy = copies_[i];
+    for (const Copy& copy : copies_) {
       if (is_over(copy)) {
         drop(copy.copy.source, is_alive);
       } else {

@@ -24,20 +24,24 @@ constexpr Status GroupedPool<Pool>::Config::validate() const noexcept {
               "must be in [1, limit]"};
     }
     if (spec.kind == GroupKind::Recurrent && (spec.block_size != 1 || spec.window != 0)) {
-      return {Errc::InvalidConfig, "groups.block_size", spec.block_size, 1,
+      const bool is_state = spec.block_size == 1;
+      return {Errc::InvalidConfig, is_state ? "groups.window" : "groups.block_size",
+              is_state ? spec.window : spec.block_size, is_state ? 0 : 1,
               "a block of a recurrent group is a state: block_size 1, window 0"};
     }
     if (spec.block_size < 1 || spec.block_size > 65536) {
       return {Errc::InvalidConfig, "groups.block_size", spec.block_size, 65536,
               "must be in [1, limit]"};
     }
-    if (multiple % spec.block_size != 0 ||
-        (pool.block_size % spec.block_size != 0 && spec.block_size % pool.block_size != 0)) {
-      return {Errc::InvalidConfig, "groups.block_size", spec.block_size, pool.block_size,
-              "block sizes must divide one another"};
-    }
     if (spec.kind == GroupKind::Window && spec.window < 1) {
       return {Errc::InvalidConfig, "groups.window", spec.window, 1, "must be at least 1"};
+    }
+  }
+  for (std::size_t i = 0; i < num_further(); ++i) {  // each by itself is right
+    const std::int32_t size = groups[i].spec.block_size;
+    if (multiple % size != 0 || (pool.block_size % size != 0 && size % pool.block_size != 0)) {
+      return {Errc::InvalidConfig, "groups.block_size", size, pool.block_size,
+              "block sizes must divide one another"};
     }
   }
   for (std::size_t i = num_further(); i < kMaxFurther; ++i) {

@@ -111,7 +111,10 @@ class HostSlots {
     DYNBATCH_ASSERT(swaps.empty(), "moves were lost that nobody was told");
   }
 
-  void touch(std::int32_t slot) noexcept { ++(*this)[slot].touches; }
+  void touch(std::int32_t slot) noexcept {
+    Slot& s = (*this)[slot];
+    s.touches += s.touches < INT32_MAX ? 1 : 0;
+  }
   /// The block is worth storing if it was touched often enough and nothing writes it. O(1).
   void offer(std::int32_t slot, std::int32_t min_touches) noexcept {
     Slot& s = (*this)[slot];

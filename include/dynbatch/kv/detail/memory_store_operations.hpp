@@ -38,7 +38,10 @@ inline Status MemoryStore::attach(const TierAttachment& attachment) noexcept {
   const auto n = static_cast<std::size_t>(config_.num_blocks);
   const auto table = static_cast<std::size_t>(next_power_of_two(2 * config_.num_blocks));
   s = blocks_.allocate(n, "num_blocks");
-  s = s ? data_.allocate(n * static_cast<std::size_t>(memory_.slot_bytes), "num_blocks") : s;
+  s = s ? data_.allocate(
+              static_cast<std::size_t>(saturating_mul(config_.num_blocks, memory_.slot_bytes)),
+              "num_blocks")
+        : s;
   s = s ? buckets_.allocate(table, "num_blocks") : s;
   s = s ? families_.allocate(table, "num_blocks") : s;
   s = s && config_.store_threshold > 0 ? lookups_.allocate(4 * table, "store_threshold") : s;
@@ -107,7 +110,9 @@ inline void MemoryStore::scribble(const Operation& op) noexcept {
 inline void MemoryStore::draw_outcome(Operation& op, const TierOperation& operation) noexcept {
   const Faults& f = config_.faults;
   const std::int64_t jitter = f.jitter.ns > 0 ? random_.between(0, f.jitter.ns) : 0;
-  op.due = operation.now + f.latency + DurationNs{f.block_time.ns * op.count + jitter};
+  const std::int64_t takes = saturating_add(
+      f.latency.ns, saturating_add(saturating_mul(f.block_time.ns, op.count), jitter));
+  op.due = TimeNs{saturating_sum(operation.now.ns, takes)};
   op.num_good = op.num_held;
   const std::int32_t chance = op.verb == TierVerb::Query   ? f.query_fails
                               : op.verb == TierVerb::Fetch ? f.fetch_fails
@@ -130,7 +135,8 @@ inline void MemoryStore::draw_outcome(Operation& op, const TierOperation& operat
 inline void MemoryStore::cancel(std::uint64_t ticket) noexcept {
   if (Operation* op = find(ticket); op != nullptr && !config_.faults.ignores_cancel) {
     op->is_cancelled = true;
-    op->due = config_.faults.scribbles ? now_ + config_.faults.jitter : now_;
+    op->due =
+        config_.faults.scribbles ? TimeNs{saturating_sum(now_.ns, config_.faults.jitter.ns)} : now_;
   }
 }
 

@@ -255,9 +255,9 @@ class StateBlocks {
     if (r.has_state) {
       const BlockId block = blocks_.data()[row.value];
       std::size_t kept = 0;
-      for (std::size_t i = 0; i < zeroes_.size(); ++i) {
-        if (zeroes_[i] != block) {
-          zeroes_[kept++] = zeroes_[i];
+      for (const BlockId zero : zeroes_) {
+        if (zero != block) {
+          zeroes_[kept++] = zero;
         }
       }
       zeroes_.resize(kept);
@@ -272,8 +272,7 @@ class StateBlocks {
   template <class Condition, class IsAlive>
   void drop_snapshots_if(const Condition& is_over, const IsAlive& is_alive) noexcept {
     std::size_t kept = 0;
-    for (std::size_t i = 0; i < snapshots_.size(); ++i) {
-      const Snapshot s = snapshots_[i];
+    for (const Snapshot& s : snapshots_) {
       if (!is_over(s)) {
         snapshots_[kept++] = s;
       } else if (s.block != kNoBlock) {

@@ -112,7 +112,10 @@ void TierLink<Tier>::end_operation(const TierCompletion& completion, HostPool& h
   stats_.nonsense += is_sane ? 0 : 1;
   stats_.corrupt += completion.result == TierResult::Corrupt ? 1 : 0;
   const bool is_good = is_sane && completion.result == TierResult::Done;
-  if (is_good || completion.result != TierResult::Cancelled) {
+  // That a query found something is no news: whether the data come the fetch will show.
+  const bool is_news = is_good ? work->phase != Phase::Asking || blocks == 0
+                               : completion.result != TierResult::Cancelled;
+  if (is_news) {
     stats_.failures += is_good ? 0 : 1;
     breaker_.note_end(work->era, is_good, now_);
   } else {
@@ -209,7 +212,7 @@ void TierLink<Tier>::begin_stores(HostPool& host) noexcept {
       keys_of(*work)[n] = slots_[slot].key;
     }
     work->count = static_cast<std::int64_t>(n);
-    bool is_held = host.hold(row_of(*work), {blocks_.data(), n});
+    const bool is_held = host.hold(row_of(*work), {blocks_.data(), n});
     if (is_held && !begin(*work, TierVerb::Store, {scratch_.data(), n})) {
       host.release(row_of(*work));
       return;  // it has enough to do

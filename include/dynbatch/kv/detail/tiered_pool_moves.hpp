@@ -168,7 +168,7 @@ Status TieredPool<Pool, Tier>::fork(Row from, Row to, std::int64_t tokens) noexc
 template <class Pool, class Tier>
 void TieredPool<Pool, Tier>::release(Row row) noexcept {
   std::int64_t first_load = -1;
-  for (Move& move : moves_) {
+  for (const Move& move : moves_) {
     if (move.row == row && !move.swap.to_host) {
       first_load = first_load < 0 ? move.index : min_of<std::int64_t>(first_load, move.index);
     }

@@ -95,8 +95,8 @@ class SchedulerCore {
                      std::size_t group) const noexcept;
   Status make_result(StepResultBuffer& buffer) const noexcept {
     return buffer.allocate(caps_.max_sequences, caps_.max_sequences,
-                           caps_.max_sequences * (1 + config_.max_draft_tokens),
-                           caps_.max_sequences * config_.max_draft_tokens);
+                           std::int64_t{caps_.max_sequences} * (1 + config_.max_draft_tokens),
+                           std::int64_t{caps_.max_sequences} * config_.max_draft_tokens);
   }
 
  private:
@@ -181,6 +181,7 @@ class SchedulerCore {
     return waiting_.size() + num_parked_ + num_loading_;
   }
   [[nodiscard]] bool may_displace(std::uint32_t slot) const noexcept;
+  bool outranks(std::uint32_t slot) noexcept;
   void displace(PlanRecord& record, std::uint32_t slot, std::int64_t spare,
                 Budget& budget) noexcept;
   [[nodiscard]] bool parks(std::uint32_t slot) noexcept;

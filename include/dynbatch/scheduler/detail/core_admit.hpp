@@ -111,6 +111,18 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     }
     record.waits_row = -1;
   }
+  const std::int64_t known = record.prompt_length + record.outputs;
+  if constexpr (PoolLoads::kHasLoads) {
+    // Whoever goes to wait for the store needs nobody's place yet.
+    if (needs_place && outranks(slot) && shares_prefixes_ && !record.no_prefix_read) {
+      const PrefixMatch match = policies_.pool.match(content(slot, known), known - 1);
+      if (!waits_for_prefill(slot, match.num_tokens - match.num_copied) &&
+          starts_loading(slot, known)) {
+        cause = WaitCause::Loading;
+        return Admit::Parked;
+      }
+    }
+  }
   std::int64_t spare = block_size_ > 0 ? spare_blocks() : std::numeric_limits<std::int32_t>::max();
   if (needs_place) {
     displace(plan_record, slot, spare, budget);
@@ -125,7 +137,6 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     cause = WaitCause::Memory;
     return Admit::Blocked;
   }
-  const std::int64_t known = record.prompt_length + record.outputs;
   PrefixMatch match;
   if (shares_prefixes_ && !record.no_prefix_read) {
     // At least one position is computed, or there would be nothing to sample from.

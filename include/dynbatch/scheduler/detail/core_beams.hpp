@@ -157,7 +157,7 @@ void SchedulerCore<P>::settle_beams(const PlanRecord& record, std::size_t first,
     return record.chunks[first + static_cast<std::size_t>(beam)].row.value;
   };
   for (std::int32_t i = 0; i < width; ++i) {
-    RowState& r = rows_[static_cast<std::size_t>(row_of(i))];
+    const RowState& r = rows_[static_cast<std::size_t>(row_of(i))];
     if (r.epoch != record.undo[first + static_cast<std::size_t>(i)].epoch ||
         r.phase == RowPhase::Draining) {
       return;  // they all left meanwhile

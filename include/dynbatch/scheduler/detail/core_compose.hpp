@@ -241,7 +241,7 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
     if (row < 0) {
       continue;
     }
-    RowState& r = rows_[static_cast<std::size_t>(row)];
+    const RowState& r = rows_[static_cast<std::size_t>(row)];
     if (!may_plan(r) || r.known + r.pending_samples >= r.known_limit) {
       continue;  // it stands in a plan in flight, or in this one, or all it may produce is planned
     }
@@ -276,7 +276,7 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
     if (row < 0) {
       continue;
     }
-    RowState& r = rows_[static_cast<std::size_t>(row)];
+    const RowState& r = rows_[static_cast<std::size_t>(row)];
     if (!may_plan(r)) {
       continue;
     }

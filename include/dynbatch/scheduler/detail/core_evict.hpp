@@ -11,7 +11,7 @@ namespace detail {
 template <class P>
 bool SchedulerCore<P>::grow(PlanRecord& record, std::int32_t row, std::int32_t tokens,
                             Budget& budget) noexcept {
-  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const RowState& r = rows_[static_cast<std::size_t>(row)];
   if (block_size_ == 0) {
     return true;
   }

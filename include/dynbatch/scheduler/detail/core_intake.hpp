@@ -39,6 +39,15 @@ Status SchedulerCore<P>::initialise() noexcept {
   kv_limit_ = largest_fit(config_.max_context_tokens > 0 ? config_.max_context_tokens : 131072);
   const std::int64_t pool_tokens = largest_fit(std::int64_t{1} << 40);
   if (kv_limit_ < 1) {
+    // Most often since its configuration is wrong: then it knows better what is.
+    const PoolAttachment least{.max_rows = caps_.max_sequences,
+                               .max_context_tokens = 1,
+                               .max_plans_in_flight = config_.max_plans_in_flight,
+                               .in_order = caps_.in_order,
+                               .sequence_handles = caps_.sequence_handles};
+    if (const Status s = pool.attach(least); !s) {
+      return s;
+    }
     return {Errc::InvalidConfig, "pool", kv_limit_, 1, "the pool holds no sequence at all"};
   }
   // A step computes at most what all rows can hold.

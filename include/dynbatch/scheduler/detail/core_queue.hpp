@@ -21,6 +21,23 @@ bool SchedulerCore<P>::may_displace(std::uint32_t slot) const noexcept {
   }
 }
 
+/// Looks for those who would have to give way to the request.
+template <class P>
+bool SchedulerCore<P>::outranks(std::uint32_t slot) noexcept {
+  candidates_.clear();
+  if constexpr (AdmissionOptions::kHasDisplaces) {
+    const AdmissionRequest waiting = admission_view(slot);
+    for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
+      const std::uint32_t running = rows_[static_cast<std::size_t>(at)].slot;
+      if (!rows_[static_cast<std::size_t>(at)].is_beam &&
+          AdmissionOptions::displaces(policies_.admission, waiting, admission_view(running))) {
+        candidates_.push_back(at);
+      }
+    }
+  }
+  return !candidates_.empty();
+}
+
 /// Takes the place of a running sequence that the request outranks, if the blocks that come free
 /// with it certainly suffice. Its victim waits again; it may stand in the plan under construction,
 /// which it then leaves, or in older ones, whose results for it are dropped.
@@ -29,15 +46,7 @@ void SchedulerCore<P>::displace(PlanRecord& record, std::uint32_t slot, std::int
                                 Budget& budget) noexcept {
   if constexpr (AdmissionOptions::kHasDisplaces) {
     const AdmissionRequest waiting = admission_view(slot);
-    candidates_.clear();
-    for (std::int32_t at = newest_row_; at >= 0; at = rows_[static_cast<std::size_t>(at)].older) {
-      const std::uint32_t running = rows_[static_cast<std::size_t>(at)].slot;
-      if (!rows_[static_cast<std::size_t>(at)].is_beam &&
-          AdmissionOptions::displaces(policies_.admission, waiting, admission_view(running))) {
-        candidates_.push_back(at);
-      }
-    }
-    if (candidates_.empty()) {
+    if (!outranks(slot)) {
       outranks_nobody_ = desk_[slot].order;
       outranks_nobody_since_ = num_admitted_;
       return;

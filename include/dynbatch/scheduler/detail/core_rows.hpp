@@ -219,8 +219,7 @@ void SchedulerCore<P>::drop_told_forks(const PlanRecord& record) noexcept {
 template <class P>
 void SchedulerCore<P>::prune_forks() noexcept {
   std::size_t kept = 0;
-  for (std::size_t i = 0; i < fork_copies_.size(); ++i) {
-    const ForkCopy fork = fork_copies_[i];
+  for (const ForkCopy& fork : fork_copies_) {
     const RowState& r = rows_[static_cast<std::size_t>(fork.row.value)];
     if (r.residence == fork.residence && r.phase == RowPhase::Decode) {
       fork_copies_[kept++] = fork;
@@ -283,7 +282,7 @@ void SchedulerCore<P>::send_back(std::int32_t row) noexcept {
 /// settled; it waits again and computes them anew.
 template <class P>
 void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
-  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const RowState& r = rows_[static_cast<std::size_t>(row)];
   RequestRecord& record = desk_[r.is_beam ? desk_[r.slot].root : r.slot];
   budget.preempted = true;
   ++record.preemptions;

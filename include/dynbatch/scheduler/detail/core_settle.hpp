@@ -168,7 +168,7 @@ void SchedulerCore<P>::settle_mixed(PlanRecord& record, const StepResult& result
     if (outcome.kind == OutcomeKind::Ok || outcome.kind == OutcomeKind::Stop) {
       const SampleTokens samples{result.tokens.data(),
                                  result.token_begin.empty() ? nullptr : result.token_begin.data()};
-      RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
+      const RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
       const bool is_live = r.epoch == record.undo[i].epoch && r.phase != RowPhase::Draining;
       const bool is_stop = outcome.kind == OutcomeKind::Stop;
       settle_chunk(chunk, record.undo[i], samples, is_stop ? outcome.tokens : -1, now, feedback);

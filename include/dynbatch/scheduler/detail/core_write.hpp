@@ -125,7 +125,7 @@ std::int32_t SchedulerCore<P>::append_plain_decodes(PlanRecord& record, std::int
 /// others, and never lead beyond the sequence's end.
 template <class P>
 std::int32_t SchedulerCore<P>::drafts_that_fit(std::int32_t row, std::int64_t budget) noexcept {
-  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const RowState& r = rows_[static_cast<std::size_t>(row)];
   if (r.num_drafts == 0 || r.sync_decode || r.pending_samples > 0) {
     return 0;
   }
@@ -195,7 +195,7 @@ std::int32_t SchedulerCore<P>::append_decode(PlanRecord& record, std::int32_t ro
 template <class P>
 void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std::int32_t num_tokens,
                                       Budget& budget) noexcept {
-  RowState& r = rows_[static_cast<std::size_t>(row)];
+  const RowState& r = rows_[static_cast<std::size_t>(row)];
   if (block_size_ > 0) {
     extend_row(row, r.planned + num_tokens);
   }

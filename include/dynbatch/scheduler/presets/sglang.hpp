@@ -61,7 +61,7 @@ struct SglangBundle : PresetBase<TokenBudgetSizer, NewTokenRatioAdmission> {
                                   sizer.max_sequences);
     }
     if (key == "enable_mixed_chunk") {
-      bool is_mixed = false;
+      bool is_mixed = admission.order.rules.compose == Compose::DecodeFirst;
       const Status status = detail::parse_option(value, "enable_mixed_chunk", is_mixed);
       admission.order.rules.compose = is_mixed ? Compose::DecodeFirst : Compose::PrefillFirst;
       return status;

@@ -66,7 +66,7 @@ struct TgiBundle : PresetBase<TokenBudgetSizer, ServedRatioAdmission> {
       return status;
     }
     if (key == "chunking") {
-      bool is_chunked = false;
+      bool is_chunked = admission.rules.split_prompts;
       const Status status = detail::parse_option(value, "chunking", is_chunked);
       admission.rules.split_prompts = is_chunked;
       admission.rules.compose = is_chunked ? Compose::DecodeFirst : Compose::PrefillFirst;

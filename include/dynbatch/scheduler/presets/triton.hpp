@@ -39,7 +39,7 @@ struct TritonBundle : PresetBase<PreferredSizeSizer, OrderedAdmission> {
       std::int64_t delay = 0;
       const Status status = detail::parse_option(value, "max_queue_delay_us", std::int64_t{0},
                                                  std::int64_t{1'000'000'000'000}, delay);
-      sizer.max_queue_delay = microseconds(delay);
+      sizer.max_queue_delay = status ? microseconds(delay) : sizer.max_queue_delay;
       return status;
     }
     if (key == "max_batch_size") {
@@ -47,7 +47,7 @@ struct TritonBundle : PresetBase<PreferredSizeSizer, OrderedAdmission> {
                                   sizer.max_batch_size);
     }
     if (key == "priority_levels") {
-      std::int32_t levels = 0;
+      std::int32_t levels = admission.order == OrderedAdmission::Order::Priority ? 1 : 0;
       const Status status =
           detail::parse_option(value, "priority_levels", 0, detail::kMostInt32, levels);
       admission.order =
@@ -65,24 +65,26 @@ struct TritonBundle : PresetBase<PreferredSizeSizer, OrderedAdmission> {
  private:
   /// Sizes separated by '+'.
   [[nodiscard]] constexpr Status set_preferred(std::string_view value) noexcept {
-    sizer.num_preferred = 0;
+    PreferredSizeSizer::Config sizes = sizer;
+    sizes.num_preferred = 0;
     bool has_more = true;
     while (has_more) {
-      if (sizer.num_preferred == static_cast<std::int32_t>(PreferredSizeSizer::kMostPreferred)) {
-        return {Errc::InvalidArgument, "preferred_batch_size", sizer.num_preferred + 1,
+      if (sizes.num_preferred == static_cast<std::int32_t>(PreferredSizeSizer::kMostPreferred)) {
+        return {Errc::InvalidArgument, "preferred_batch_size", sizes.num_preferred + 1,
                 PreferredSizeSizer::kMostPreferred, "too many sizes"};
       }
       const std::size_t end = value.find('+');
       has_more = end != std::string_view::npos;
       const Status status =
           detail::parse_option(value.substr(0, end), "preferred_batch_size", 1, detail::kMostInt32,
-                               sizer.preferred[sizer.num_preferred]);
+                               sizes.preferred[sizes.num_preferred]);
       if (!status) {
         return status;
       }
-      ++sizer.num_preferred;
+      ++sizes.num_preferred;
       value = has_more ? value.substr(end + 1) : value;
     }
+    sizer = sizes;
     return kOk;
   }
 };

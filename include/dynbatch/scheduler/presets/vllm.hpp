@@ -64,7 +64,7 @@ struct VllmBundle : PresetBase<TokenBudgetSizer, OrderedAdmission> {
       return detail::parse_permille(value, "watermark", rules.watermark_permille);
     }
     if (key == "scheduler_reserve_full_isl") {
-      bool is_full = true;
+      bool is_full = rules.reserve == Reserve::WholePrompt;
       const Status status = detail::parse_option(value, "scheduler_reserve_full_isl", is_full);
       rules.reserve = is_full ? Reserve::WholePrompt : Reserve::FirstChunk;
       return status;

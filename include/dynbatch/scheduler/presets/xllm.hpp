@@ -58,7 +58,9 @@ struct XllmBundle : PresetBase<SloBudgetSizer, OrderedAdmission> {
       if (status && used == 0) {
         return {Errc::InvalidArgument, "memory_threshold", 0, 0, "must be above 0"};
       }
-      admission.rules.watermark_permille = 1000 - used;
+      if (status) {
+        admission.rules.watermark_permille = 1000 - used;
+      }
       return status;
     }
     if (key == "online_preempts_offline") {
