@@ -123,7 +123,7 @@ TEST_CASE("BlockPool does so with a constant hash") {
 TEMPLATE_TEST_CASE("BlockPool does so below Pinning", "", Lru, PriorityDuration) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     for (const bool copies : {false, true}) {
-      const PoolRunCounts c = run<Pinning<BlockPool<TestType>>>("pinned", seed, amount(10000),
+      const PoolRunCounts c = run<Pinning<BlockPool<TestType>>>("pinned", seed, amount(30000),
                                                                 {.partial_copy = copies});
       CHECK(c.pins > c.operations / 500);
       CHECK(c.refused_pins > c.operations / 500);
