@@ -11,6 +11,7 @@ option(DYNBATCH_PEDANTIC_TESTS "The full set of warnings for tests, examples and
 set(DYNBATCH_CHECK_LEVEL 1 CACHE STRING "Assertions: 0 none, 1 cheap, 2 expensive")
 set_property(CACHE DYNBATCH_CHECK_LEVEL PROPERTY STRINGS 0 1 2)
 set(DYNBATCH_SANITIZE "" CACHE STRING "Value for -fsanitize=, for instance address,undefined")
+option(DYNBATCH_BUILD_FUZZERS "Build the fuzz targets (clang; with DYNBATCH_BUILD_TESTS)" OFF)
 if(PROJECT_IS_TOP_LEVEL)
   set(DYNBATCH_CUDA AUTO CACHE STRING "CUDA part: AUTO (if a compiler is found), ON, OFF")
 else()
@@ -21,6 +22,10 @@ set(DYNBATCH_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures of the C
 
 if(NOT DYNBATCH_CHECK_LEVEL MATCHES "^[012]$")
   message(FATAL_ERROR "dynbatch: DYNBATCH_CHECK_LEVEL is '${DYNBATCH_CHECK_LEVEL}', not 0, 1 or 2")
+endif()
+
+if(DYNBATCH_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "dynbatch: DYNBATCH_BUILD_FUZZERS needs clang, which has libFuzzer")
 endif()
 
 if(PROJECT_IS_TOP_LEVEL)

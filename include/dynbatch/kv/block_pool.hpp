@@ -131,7 +131,8 @@ class BlockPool {
                PlanId plan) noexcept;
 
   /// Shortens the table of a row to what `tokens` need. A published block that this cuts through
-  /// leaves the index, unless other rows hold it: then this row must not write to it again.
+  /// leaves the index, unless other rows hold it: then this row must not write to it again. To
+  /// nothing: finish_copy() too.
   void truncate(Row row, std::int64_t tokens) noexcept;
 
   /// Makes the empty row `to` share the first `tokens` positions of `from`: whole blocks by
@@ -190,15 +191,7 @@ class BlockPool {
   }
 
   /// The block's content is void: nothing finds it any more, nor what lies below it.
-  void forget(BlockId block) noexcept {
-    if (store_.is_known(block) && is_indexed(block)) {
-      leave_index(block);
-      if (store_.references(block) == 0) {
-        store_.forget(block);
-      }
-      ++state_;
-    }
-  }
+  void forget(BlockId block) noexcept;
 
   /// An empty row takes references of blocks whose content is certain, in any order, so that they
   /// stay while somebody outside reads them; release() gives them back. False, and nothing changes,

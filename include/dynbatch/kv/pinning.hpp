@@ -150,6 +150,7 @@ class Pinning {
                            TimeNs until) noexcept;
 
   void unpin_expired(TimeNs now) noexcept {
+    pool_.unpin_expired(now);
     if (now > first_end_) {
       drop_pins(now);
     }

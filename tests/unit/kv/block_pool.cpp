@@ -275,6 +275,43 @@ TEST_CASE("BlockPool truncate frees the tail and unpublishes a block it cuts") {
   }
 }
 
+TEST_CASE("BlockPool lets the source of a copy go when its row is truncated to nothing") {
+  BlockPool<> pool({.num_blocks = 8, .block_size = 4});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64, .partial_copy = true}).is_ok());
+  const Content content(count_from(1, 8), 16);
+  REQUIRE(admit(pool, Row{0}, content) == 0);
+  const PrefixMatch match = pool.match(content.view(), 6);
+  REQUIRE(match.num_copied == 2);
+  REQUIRE(pool.acquire(Row{1}, match));
+  CHECK(pool.references(match.copy_source) == 2);
+  pool.truncate(Row{1}, 4);  // The row goes on with what it shares.
+  CHECK(pool.references(match.copy_source) == 2);
+  pool.truncate(Row{1}, 0);
+  CHECK(pool.references(match.copy_source) == 1);
+  REQUIRE(pool.fork(Row{0}, Row{1}, 4).is_ok());
+  pool.release(Row{0});
+  pool.release(Row{1});
+  CHECK(pool.stats().referenced_blocks == 0);
+  CHECK(pool.check().is_ok());
+}
+
+TEST_CASE("BlockPool hides what a row computed from a forgotten block, though a copy remains") {
+  BlockPool<> pool = make_pool(16);
+  const Content content(count_from(1, 12), 16);
+  for (const Row row : {Row{0}, Row{1}}) {
+    REQUIRE(pool.extend(row, 12));
+    pool.publish(row, content.view(), 4, kNoPlan);
+  }
+  pool.forget(pool.table(0, Row{1})[0]);
+  CHECK(pool.match(content.view(), 12).num_blocks == 1);
+  pool.publish(Row{1}, content.view(), 12, kNoPlan);
+  CHECK(pool.match(content.view(), 12).num_blocks == 1);
+  pool.publish(Row{0}, content.view(), 12, kNoPlan);
+  CHECK(pool.match(content.view(), 12).num_blocks == 3);
+  CHECK(pool.matched()[2] == pool.table(0, Row{0})[2]);
+  CHECK(pool.check().is_ok());
+}
+
 TEST_CASE("BlockPool shares digest prompts in whole units") {
   auto pool = make_pool(16);
   const std::vector<ContentDigest> digests{{1, 1}, {2, 2}, {3, 3}};

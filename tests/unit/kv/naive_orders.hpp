@@ -59,6 +59,9 @@ class NaiveBase {
     }
     return ids;
   }
+  std::int64_t size() const {
+    return std::count_if(blocks.begin(), blocks.end(), [](const Block& b) { return b.is_in; });
+  }
 
  protected:
   Block& at(int b) { return blocks[static_cast<std::size_t>(b)]; }
@@ -72,8 +75,8 @@ class NaiveBase {
   template <class Key>
   int least(Key key) const {
     int best = -1;
-    for (const int b : members()) {
-      if (best < 0 || key(at(b)) < key(at(best))) {
+    for (int b = 0; b < static_cast<int>(blocks.size()); ++b) {
+      if (at(b).is_in && (best < 0 || key(at(b)) < key(at(best)))) {
         best = b;
       }
     }

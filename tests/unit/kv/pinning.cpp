@@ -4,6 +4,7 @@
 #include <dynbatch/expert/null_balancer.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/pinning.hpp>
+#include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
 
 #include "content.hpp"
@@ -115,4 +116,20 @@ TEST_CASE("Content that is not written yet cannot be pinned") {
   CHECK_FALSE(pool.clear());
   pool.release(Row{1});
   REQUIRE(pool.check().is_ok());
+}
+
+TEST_CASE("Pinning tells the eviction order of its pool the time") {
+  Pinning<BlockPool<PriorityDuration>> pool({.pool = {.num_blocks = 4, .block_size = 4}});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 16}).is_ok());
+  const Content kept(count_from(1, 4), 16);
+  const Content other(count_from(100, 4), 16);
+  REQUIRE(admit(pool, Row{0}, kept) == 0);
+  REQUIRE(pool.pool().retain(Row{0}, 0, 4, {.priority = 90, .duration = {100}}).is_ok());
+  pool.release(Row{0});
+  pool.unpin_expired(TimeNs{200});  // From now on it is worth no more than the other.
+  REQUIRE(admit(pool, Row{1}, other) == 0);
+  pool.release(Row{1});
+  REQUIRE(pool.extend(Row{2}, 12));  // Evicts one of them, the older one.
+  CHECK(pool.match(kept.view(), 4).num_blocks == 0);
+  CHECK(pool.match(other.view(), 4).num_blocks == 1);
 }

@@ -120,8 +120,8 @@ Status BlockPool<Eviction, Hash>::check() const noexcept {
       }
       ++counts.data()[block.value];
     }
-    if (r.copied_from < 0 || r.copied_from > used) {
-      return {Errc::InternalError, "row", i, r.copied_from, "a row copies from an unknown block"};
+    if (r.copied_from < 0 || r.copied_from > used || (r.copied_from != 0 && r.length == 0)) {
+      return {Errc::InternalError, "row", i, r.copied_from, "a row copies from a wrong block"};
     }
     if (r.copied_from != 0) {
       ++counts.data()[r.copied_from - 1];

@@ -140,6 +140,9 @@ void BlockPool<Eviction, Hash>::truncate(Row row, std::int64_t tokens) noexcept 
   }
   RowState& r = state_of(row);
   const std::int64_t kept = max_of<std::int64_t>(tokens, 0);
+  if (kept == 0) {
+    finish_copy(row);  // A row without a block must keep no source: it may begin anew.
+  }
   if (kept >= capacity(r)) {
     return;
   }
@@ -261,6 +264,22 @@ void BlockPool<Eviction, Hash>::discard(Row row, std::int64_t tokens) noexcept {
     }
   }
   truncate(row, tokens);
+}
+
+template <class Eviction, class Hash>
+void BlockPool<Eviction, Hash>::forget(BlockId block) noexcept {
+  if (!store_.is_known(block) || !is_indexed(block)) {
+    return;
+  }
+  const PrefixNode node = index_.node_of(block);
+  leave_index(block);
+  if (index_.has_prefix(node)) {
+    index_.rename(node);  // What was computed from this block must not be found below its copies.
+  }
+  if (store_.references(block) == 0) {
+    store_.forget(block);
+  }
+  ++state_;
 }
 
 template <class Eviction, class Hash>
