@@ -245,13 +245,15 @@ class MixHost {
     }
   }
 
-  /// The chunk begins a residence, with a prefix from the cache.
-  static bool begins_with_hit(const StepPlan& plan, const Chunk& chunk) {
+  /// Another sequence begins in the row.
+  static bool begins(const StepPlan& plan, Row row) {
     const std::span<const BlockDelta> deltas = plan.groups[0].deltas;
-    return chunk.kind == ChunkKind::Prefill && chunk.first_position > 0 &&
-           std::any_of(deltas.begin(), deltas.end(), [&](const BlockDelta& delta) {
-             return delta.row == chunk.row && delta.index == 0;
-           });
+    return std::any_of(deltas.begin(), deltas.end(), [&](const BlockDelta& delta) {
+      return delta.row == row && delta.index == 0;
+    });
+  }
+  static bool begins_with_hit(const StepPlan& plan, const Chunk& chunk) {
+    return chunk.kind == ChunkKind::Prefill && chunk.first_position > 0 && begins(plan, chunk.row);
   }
 
   void count_groups(const StepPlan& plan) {
@@ -354,7 +356,7 @@ class MixHost {
   }
 
   /// Errors of groups beside the first.
-  void plant_in_groups() {
+  void plant_in_groups(const StepPlan& plan) {
     for (std::size_t g = 1; g < groups_.size(); ++g) {
       GroupPlan& group = groups_[g];
       const bool is_window = group.spec.kind == GroupKind::Window;
@@ -363,13 +365,22 @@ class MixHost {
         group.copies = {};
       } else if (planted_ == Planted::StateNotZeroed) {
         group.zeroes = {};
+      } else if (planted_ == Planted::WindowFreedEarly && is_window) {
+        // The engine still reads the block there, as a kernel would that has loaded its table.
+        window_deltas_.clear();
+        for (const BlockDelta& delta : group.deltas) {
+          if (delta.block != kNoBlock || begins(plan, delta.row)) {
+            window_deltas_.push_back(delta);
+          }
+        }
+        group.deltas = window_deltas_;
       }
     }
   }
 
   /// Errors that show in the plan.
   void plant(const StepPlan& plan) {
-    plant_in_groups();
+    plant_in_groups(plan);
     GroupPlan& group = groups_[0];
     switch (planted_) {
       case Planted::SlotOffByOne: {
@@ -466,6 +477,7 @@ class MixHost {
           const auto accepted = static_cast<std::int64_t>(tokens.size()) - 1;
           coverage.drafts_accepted += accepted;
           coverage.drafts_rejected += chunk.num_tokens - 1 - accepted;
+          coverage.window_rejections += settings_.window > 0 ? chunk.num_tokens - 1 - accepted : 0;
         }
         stop(plan, c, tokens, result);
       }
@@ -533,6 +545,7 @@ class MixHost {
   std::vector<GroupPlan> groups_;
   std::vector<Token> tokens_;
   std::vector<BlockDelta> deltas_;
+  std::vector<BlockDelta> window_deltas_;
   std::vector<TokenSlot> slots_;
   std::vector<BlockSwap> swaps_;
   std::vector<BlockCopy> copies_;

@@ -150,14 +150,14 @@ void put_host_memory(Mix& mix, SplitMix64& rng) {
 void put_store(Mix& mix, SplitMix64& rng) {
   S& s = mix.settings;
   s.store = pick(rng, {8, 60, 400});
-  s.store_before = rng.one_in(2) ? 1 : 0;
-  s.store_delay = pick(rng, {0, 700, 3000, 12000});
-  s.store_deadline = pick(rng, {0, 1500, 6000, 30000});
+  s.store_before = rng.one_in(4) ? 0 : 1;
+  s.store_delay = pick(rng, {0, 700, 700, 3000, 12000});
+  s.store_deadline = pick(rng, {0, 0, 1500, 6000, 30000});
   s.store_manners = between(rng, 0, 7);
-  if (rng.one_in(2)) {
+  if (rng.one_in(3)) {
     s.store_fails = pick(rng, {0, 100, 400});
     s.store_never = pick(rng, {0, 0, 50, 200});
-    s.store_wrong = pick(rng, {0, 100, 400});
+    s.store_wrong = pick(rng, {0, 200, 800});
   }
 }
 /// Layers whose KV is given up as the sequence goes on.

@@ -148,7 +148,9 @@ struct PoolWithoutScopes : BlockPool<> {
 struct PoolThatFreesEarly : GroupedPool<> {
   using GroupedPool<>::GroupedPool;
   void advance(Row row, std::int64_t processed, std::int64_t planned) noexcept {
-    GroupedPool<>::advance(row, processed + 1, std::max(planned, processed + 1));
+    // A window of one token has nothing to give up but the block that is written next.
+    const std::int32_t early = groups()[1].window > 1 ? 1 : 0;
+    GroupedPool<>::advance(row, processed + early, std::max(planned, processed + early));
   }
 };
 
@@ -248,7 +250,7 @@ class MixPolicies {
                   static_cast<std::int64_t>(sizeof(float) * model.kv_floats()) * s.block_size *
                       model.config().num_layers};
     out.load_deadline = s.store_deadline > 0 ? microseconds(s.store_deadline) : out.load_deadline;
-    out.store_deadline = milliseconds(20);
+    out.store_deadline = milliseconds(50);
     out.max_loads = 3;
     out.max_stores = 3;
     out.max_blocks_in_flight = 24;

@@ -136,6 +136,7 @@ class EngineRun {
     if (host_.store != nullptr) {
       const TierStats stats = policies_.store_stats();
       report_.coverage.blocks_stored += static_cast<std::int64_t>(stats.stored_blocks);
+      report_.coverage.store_corrupt += static_cast<std::int64_t>(stats.corrupt);
       report_.coverage.store_failures += static_cast<std::int64_t>(stats.failures - stats.timeouts);
       report_.coverage.store_timeouts += static_cast<std::int64_t>(stats.timeouts);
     }
@@ -625,6 +626,8 @@ class EngineRun {
         break;
       case EventKind::Preempted:
         report_.coverage.preemptions += e.count;
+        report_.coverage.group_preemptions +=
+            mix_.settings.window > 0 || mix_.settings.recurrent > 0 ? e.count : 0;
         break;
       default:
         ++record.terminals;
@@ -778,14 +781,17 @@ constexpr CoverageField kCoverage[] = {
     {"blocks loaded from host memory", &C::blocks_loaded},
     {"of these, blocks from a store", &C::blocks_fetched},
     {"blocks stored", &C::blocks_stored},
+    {"fetches of wrong data", &C::store_corrupt, 500},
     {"store operations failed", &C::store_failures},
     {"store operations given up", &C::store_timeouts},
     {"blocks left by windows", &C::window_moves},
     {"hits without what windows left", &C::window_hits},
     {"copies in windows", &C::window_copies},
+    {"drafts rejected in windows", &C::window_rejections},
     {"states zeroed", &C::states_zeroed},
     {"states copied", &C::state_copies},
     {"states from snapshots", &C::state_hits},
+    {"preemptions beside further groups", &C::group_preemptions},
     {"future tokens", &C::future_tokens},
     {"drafts accepted", &C::drafts_accepted},
     {"drafts rejected", &C::drafts_rejected},
