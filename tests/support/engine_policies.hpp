@@ -154,6 +154,18 @@ struct PoolThatFreesEarly : GroupedPool<> {
   }
 };
 
+/// Planted::VoidStateKept: what failed has left windows and states as they were.
+struct PoolThatKeepsVoidStates : GroupedPool<> {
+  using GroupedPool<>::GroupedPool;
+  [[nodiscard]] bool must_leave(Row) const noexcept { return false; }
+};
+
+/// Planted::LostCopyKept: all plans are carried out.
+struct PoolThatLosesNothing : GroupedPool<> {
+  using GroupedPool<>::GroupedPool;
+  void lose_plan(PlanId) noexcept {}
+};
+
 /// Owns the models of a mix. `s` is compatible().
 class MixPolicies {
  public:
@@ -188,6 +200,8 @@ class MixPolicies {
                      store != nullptr ? AnyKVTier(*store) : AnyKVTier(no_store_)),
         grouped_pool_(groups_config(s)),
         early_pool_(groups_config(s)),
+        void_pool_(groups_config(s)),
+        lost_pool_(groups_config(s)),
         sizer{choose_sizer(s)},
         splitter(s.parts > 1 ? AnyMicroBatchSplitter(equal_) : AnyMicroBatchSplitter(no_split_)),
         pool(planted == Planted::PendingKept    ? AnyKVCachePool(pending_pool_)
@@ -280,6 +294,8 @@ class MixPolicies {
   AnyKVCachePool choose_pool(const MixSettings& s, Planted planted) {
     if (s.window > 0 || s.recurrent > 0) {
       return planted == Planted::WindowFreedEarly ? AnyKVCachePool(early_pool_)
+             : planted == Planted::VoidStateKept  ? AnyKVCachePool(void_pool_)
+             : planted == Planted::LostCopyKept   ? AnyKVCachePool(lost_pool_)
                                                   : AnyKVCachePool(grouped_pool_);
     }
     if (s.host_blocks > 0) {
@@ -325,6 +341,8 @@ class MixPolicies {
   TieredPool<BlockPool<>, AnyKVTier> stored_pool_;
   GroupedPool<> grouped_pool_;
   PoolThatFreesEarly early_pool_;
+  PoolThatKeepsVoidStates void_pool_;
+  PoolThatLosesNothing lost_pool_;
 
  public:
   /// What the pool counts of the store.

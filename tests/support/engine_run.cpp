@@ -835,6 +835,8 @@ constexpr PlantedError kPlanted[] = {
     {Planted::StateCopyLeftOut, "a state is not copied"},
     {Planted::LateSnapshot, "a state is copied after the step has changed it"},
     {Planted::StateOfNotRun, "a chunk that did not run has changed its state"},
+    {Planted::VoidStateKept, "a sequence goes on from a state that a failed chunk has changed"},
+    {Planted::LostCopyKept, "a snapshot that an abandoned plan was to copy is taken for made"},
     {Planted::FetchEndsEarly, "a store says that a fetch has ended before it has"},
     {Planted::WrongBlockFetched, "a store delivers a block of another key"},
 };

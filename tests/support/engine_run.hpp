@@ -40,6 +40,8 @@ enum class Planted : std::uint8_t {
   StateCopyLeftOut,
   LateSnapshot,
   StateOfNotRun,
+  VoidStateKept,
+  LostCopyKept,
   FetchEndsEarly,
   WrongBlockFetched,
 };
