@@ -11,16 +11,21 @@ void Alone::run(std::size_t position, std::vector<float>& hidden) {
   model_->embed(tokens_[position], hidden.data());
   for (std::int32_t layer = 0; layer < config.num_layers; ++layer) {
     std::vector<float>& kv = kv_[static_cast<std::size_t>(layer)];
-    kv.resize((position + 1) * model_->kv_floats());
-    for (std::size_t p = 0; p <= position; ++p) {
-      context[p] = kv.data() + p * model_->kv_floats();
+    if (config.has_state(layer)) {
+      kv.resize(model_->state_floats());
+      model_->recur(layer, kv.data(), hidden.data());
+    } else {
+      kv.resize((position + 1) * model_->kv_floats());
+      for (std::size_t p = 0; p <= position; ++p) {
+        context[p] = kv.data() + p * model_->kv_floats();
+      }
+      model_->project(layer, hidden.data(), static_cast<std::int32_t>(position), sampling_.adapter,
+                      query.data(), kv.data() + position * model_->kv_floats());
+      const auto first = static_cast<std::size_t>(
+          config.first_visible(layer, static_cast<std::int32_t>(position)));
+      model_->attend(layer, query.data(), std::span<const float* const>(context).subspan(first),
+                     hidden.data());
     }
-    model_->project(layer, hidden.data(), static_cast<std::int32_t>(position), sampling_.adapter,
-                    query.data(), kv.data() + position * model_->kv_floats());
-    const auto first =
-        static_cast<std::size_t>(config.first_visible(layer, static_cast<std::int32_t>(position)));
-    model_->attend(layer, query.data(), std::span<const float* const>(context).subspan(first),
-                   hidden.data());
 
     Route route;
     std::vector<float> mixed(hidden.size());

@@ -42,7 +42,8 @@ class Alone {
   std::int32_t sample_;
   std::vector<Token> tokens_;
   std::size_t prompt_length_;
-  std::vector<std::vector<float>> kv_;  // [num_layers][positions computed][kv_floats]
+  // [num_layers][positions computed][kv_floats]; of a recurrent layer: [state_floats]
+  std::vector<std::vector<float>> kv_;
 };
 
 }  // namespace tiny

@@ -38,13 +38,16 @@ Engine::Engine(const Model& model, const EngineConfig& config)
       kv_(model.config().num_layers, config.num_blocks, config.block_size, model.kv_floats()),
       window_kv_(model.config().window > 0 ? model.config().num_layers : 0, config.window_blocks,
                  config.window_block_size, model.kv_floats()),
-      groups_{{GroupKind::Full, config.block_size, 0},
-              {GroupKind::Window, config.window_block_size, model.config().window}},
-      num_groups_(model.config().window > 0 ? 2 : 1) {
+      states_(model.config().num_recurrent > 0 ? model.config().num_layers : 0, config.state_blocks,
+              1, model.state_floats()) {
   const ModelConfig& m = model.config();
   if (m.window > 0 && (config.window_blocks < 1 || config.window_block_size < 1)) {
     raise({Errc::InvalidConfig, "window_blocks", config.window_blocks, 1,
            "the model has layers with a window"});
+  }
+  if (m.num_recurrent > 0 && config.state_blocks < 1) {
+    raise({Errc::InvalidConfig, "state_blocks", config.state_blocks, 1,
+           "the model has recurrent layers"});
   }
   if (config.max_context < 1 || config.max_context > m.max_positions) {
     raise({Errc::InvalidConfig, "max_context", config.max_context, m.max_positions,
@@ -57,9 +60,19 @@ Engine::Engine(const Model& model, const EngineConfig& config)
     raise({Errc::InvalidConfig, "expert_slots", config.expert_slots, m.num_experts,
            "each expert needs a slot"});
   }
-  for (std::size_t g = 0; g < num_groups_; ++g) {
-    check(
-        tables_[g].allocate(config.max_rows, (config.max_context - 1) / groups_[g].block_size + 1));
+  const auto add_group = [this](const GroupSpec& spec, KvStore& memory) {
+    const bool is_state = spec.kind == GroupKind::Recurrent;
+    check(tables_[num_groups_].allocate(
+        config_.max_rows, is_state ? 1 : (config_.max_context - 1) / spec.block_size + 1));
+    memory_[num_groups_] = &memory;
+    groups_[num_groups_++] = spec;
+  };
+  add_group({GroupKind::Full, config.block_size, 0}, kv_);
+  if (m.window > 0) {
+    add_group({GroupKind::Window, config.window_block_size, m.window}, window_kv_);
+  }
+  if (m.num_recurrent > 0) {
+    add_group({GroupKind::Recurrent, 1, 0}, states_);
   }
   slots_.resize(static_cast<std::size_t>(m.num_layers));
   for (std::int32_t layer = 0; layer < m.num_layers; ++layer) {
@@ -129,7 +142,11 @@ void Engine::run(const StepPlan& plan, StepResultBuffer& result) {
     // Micro-batch order is attention order in every layer: what a part reads, it or an earlier part
     // of the same layer has written.
     for (const MicroBatch& part : plan.micro_batches) {
-      attention(plan, part, layer);
+      if (model_->config().has_state(layer)) {
+        recurrence(plan, part, layer);
+      } else {
+        attention(plan, part, layer);
+      }
       feed_forward(part.first_token, part.last_token, layer);
     }
     compute_padding(plan, layer);
@@ -168,9 +185,12 @@ void Engine::move_blocks(const StepPlan& plan) {
   for (const BlockId block : group.zeroes) {
     kv_.zero(block);
   }
-  if (num_groups_ > 1) {
-    for (const BlockCopy& copy : plan.groups[1].copies) {
-      window_kv_.copy(copy);
+  for (std::size_t g = 1; g < num_groups_; ++g) {
+    for (const BlockCopy& copy : plan.groups[g].copies) {
+      memory_[g]->copy(copy);
+    }
+    for (const BlockId block : plan.groups[g].zeroes) {
+      memory_[g]->zero(block);
     }
   }
 }
@@ -265,6 +285,18 @@ void Engine::attention(const StepPlan& plan, const MicroBatch& part, std::int32_
   });
 }
 
+/// A state is replaced in place, token by token; where it lies is what the token slots say.
+void Engine::recurrence(const StepPlan& plan, const MicroBatch& part, std::int32_t layer) {
+  std::vector<float> untouched(model_->state_floats());
+  for_each_part(plan, part, [&](const Chunk& chunk, std::int32_t first, std::int32_t last) {
+    const bool moves = moves_state(chunk);
+    for (std::int32_t t = first; t < last; ++t) {
+      const TokenSlot slot = plan.groups[num_groups_ - 1].token_slots[static_cast<std::size_t>(t)];
+      model_->recur(layer, moves ? states_.token(layer, slot) : untouched.data(), hidden(t));
+    }
+  });
+}
+
 /// Weights of a logical expert from one of the slots that hold it; replicas take turns.
 std::span<const float> Engine::slot_weights(std::int32_t layer, std::int32_t expert,
                                             std::int32_t choice) const {
@@ -325,12 +357,17 @@ void Engine::compute_padding(const StepPlan& plan, std::int32_t layer) {
   std::vector<float> normed(width_);
   std::vector<float> query(model_->query_floats());
   std::vector<float> kv(model_->kv_floats());
+  std::vector<float> state(model_->state_floats());
   const std::vector<const float*> context(
       static_cast<std::size_t>(std::max(plan.padded.context_per_row, 1)), kv.data());
   for (std::int32_t row = plan.num_decode_chunks; row < plan.padded.rows; ++row) {
     Route route;
-    model_->project(layer, nobody.data(), 0, 0, query.data(), kv.data());
-    model_->attend(layer, query.data(), context, nobody.data());
+    if (model_->config().has_state(layer)) {
+      model_->recur(layer, state.data(), nobody.data());
+    } else {
+      model_->project(layer, nobody.data(), 0, 0, query.data(), kv.data());
+      model_->attend(layer, query.data(), context, nobody.data());
+    }
     model_->route(layer, nobody.data(), normed.data(), route);
     for (std::int32_t k = 0; k < model_->config().experts_per_token; ++k) {
       model_->add_expert(slot_weights(layer, route.expert[k], row).data(), route.share[k],

@@ -39,6 +39,7 @@ struct EngineConfig {
                       ///< fixed shapes does.
   std::int64_t window_blocks = 0;      ///< Models with a window: memory of the layers that have it,
   std::int32_t window_block_size = 8;  ///< in blocks of so many tokens; their group is the second.
+  std::int64_t state_blocks = 0;       ///< Models with recurrent layers: states, the last group.
 };
 
 /// Proposes tokens to follow `position`, the newest one of a chunk's sequence.
@@ -66,16 +67,23 @@ class Engine {
   void set_drafter(Drafter drafter) { drafter_ = std::move(drafter); }
   [[nodiscard]] KvStore& kv() noexcept { return kv_; }
   [[nodiscard]] KvStore& window_kv() noexcept { return window_kv_; }
+  [[nodiscard]] KvStore& states() noexcept { return states_; }
   [[nodiscard]] const EngineConfig& config() const noexcept { return config_; }
 
  protected:
-  // Two decisions that are easy to get wrong. Virtual only so that tests can get them wrong, to
+  // Decisions that are easy to get wrong. Virtual only so that tests can get them wrong, to
   // prove that they would notice.
   /// Number of leading positions that the token at `position` attends to.
   [[nodiscard]] virtual std::int32_t num_visible(std::int32_t position) const {
     return position + 1;
   }
   [[nodiscard]] virtual bool accepts(Token draft, Token sampled) const { return draft == sampled; }
+  /// Whether a chunk goes into the states of its sequence. One that will be reported as not run
+  /// must not: KV is written again, a state can't be taken back.
+  [[nodiscard]] virtual bool moves_state(const Chunk& chunk) const {
+    static_cast<void>(chunk);
+    return true;
+  }
 
  private:
   void run(const StepPlan& plan, StepResultBuffer& result);
@@ -85,6 +93,7 @@ class Engine {
   void move_experts(const StepPlan& plan);
   void read_tokens(const StepPlan& plan);
   void attention(const StepPlan& plan, const MicroBatch& part, std::int32_t layer);
+  void recurrence(const StepPlan& plan, const MicroBatch& part, std::int32_t layer);
   void feed_forward(std::int32_t first, std::int32_t last, std::int32_t layer);
   void compute_padding(const StepPlan& plan, std::int32_t layer);
   void sample(const StepPlan& plan, StepResultBuffer& result);
@@ -129,9 +138,11 @@ class Engine {
   std::size_t width_;
   KvStore kv_;
   KvStore window_kv_;
-  GroupSpec groups_[2]{};  // full attention, windows
-  std::size_t num_groups_ = 1;
-  BlockTableMirror tables_[2];                  // of each group: row -> blocks, by position
+  KvStore states_;
+  GroupSpec groups_[3]{};  // full attention, then windows and states if the model has them
+  KvStore* memory_[3]{};   // of each group
+  std::size_t num_groups_ = 0;
+  BlockTableMirror tables_[3];                  // of each group: row -> blocks, by position
   std::vector<std::vector<ExpertSlot>> slots_;  // [num_layers][expert_slots]
   std::deque<Replaced> replaced_;               // newest last
   std::vector<std::vector<Sampled>> sampled_;   // [max_rows], newest last

@@ -2,14 +2,17 @@
 #pragma once
 /// \file
 /// tiny::KvStore: the paged KV memory of all layers, and what a plan may ask for besides writing
-/// tokens: copies, zeroing, swaps to host memory and back.
+/// tokens: copies, zeroing, swaps to host memory and back. Also the states of recurrent layers, as
+/// blocks of one token.
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/model/step_plan.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
+#include <span>
 #include <vector>
 
 namespace tiny {
@@ -49,8 +52,7 @@ class KvStore {
 
   /// A host slot holds the block of all layers, one after the other.
   void swap(const dynbatch::BlockSwap& swap) {
-    std::vector<float>& host = host_[swap.host_slot];
-    host.resize(layers_.size() * block_floats_);
+    std::vector<float>& host = host_slot(swap.host_slot);
     for (std::int32_t layer = 0; layer < num_layers(); ++layer) {
       float* device = block(layer, swap.device);
       float* saved = host.data() + static_cast<std::size_t>(layer) * block_floats_;
@@ -62,6 +64,11 @@ class KvStore {
     }
   }
 
+  /// A host slot for a store behind host memory: the same bytes each time.
+  [[nodiscard]] std::span<std::byte> host_bytes(std::int32_t slot) {
+    return std::as_writable_bytes(std::span(host_slot(slot)));
+  }
+
   /// Every float of every block; tests fill it with what no token may ever read.
   void fill(float value) {
     for (std::vector<float>& layer : layers_) {
@@ -70,6 +77,12 @@ class KvStore {
   }
 
  private:
+  /// Nobody may read what was never saved there.
+  [[nodiscard]] std::vector<float>& host_slot(std::int32_t slot) {
+    std::vector<float>& host = host_[slot];
+    host.resize(layers_.size() * block_floats_, std::numeric_limits<float>::quiet_NaN());
+    return host;
+  }
   [[nodiscard]] std::int32_t num_layers() const noexcept {
     return static_cast<std::int32_t>(layers_.size());
   }

@@ -62,8 +62,9 @@ std::vector<float> draw(dynbatch::SplitMix64& rng, std::size_t count, std::int32
 dynbatch::Status ModelConfig::validate() const noexcept {
   using dynbatch::Errc;
   if (vocab < 2 || num_layers < 1 || num_heads < 1 || num_heads > kMaxHeads || max_positions < 1 ||
-      num_adapters < 0 || window < 0) {
-    return {Errc::InvalidConfig, "model", 0, 1, "sizes must be positive, heads at most 32"};
+      num_adapters < 0 || window < 0 || num_recurrent < 0 || num_recurrent >= num_layers) {
+    return {Errc::InvalidConfig, "model", 0, 1,
+            "sizes must be positive, heads at most 32, and a layer must attend"};
   }
   if (width < 1 || width > kMaxWidth) {
     return {Errc::InvalidConfig, "width", width, kMaxWidth, "is out of range"};
@@ -125,6 +126,9 @@ Model::Model(const ModelConfig& config) : config_(config) {
     layer.experts = draw(rng, size(config.num_experts + 1) * expert_floats(), width, 1.0);
     layer.adapter_down = draw(rng, size(config.num_adapters * width), width, 1.0);
     layer.adapter_up = draw(rng, size(config.num_adapters) * kv_floats(), 1, 1.0);
+    if (config.has_state(i)) {
+      layer.recurrent = draw(rng, 3 * size(width) * state_floats(), width, 1.5);
+    }
     layers_.push_back(std::move(layer));
   }
 }
@@ -138,6 +142,10 @@ std::size_t Model::query_floats() const noexcept {
   return size(config_.num_heads * (config_.attention == Attention::Latent
                                        ? config_.latent_dim + config_.rope_dim
                                        : config_.head_dim));
+}
+
+std::size_t Model::state_floats() const noexcept {
+  return size(config_.num_heads * config_.head_dim);
 }
 
 std::size_t Model::expert_floats() const noexcept {
@@ -265,6 +273,28 @@ void Model::attend(std::int32_t layer_idx, const float* query,
     add_product(layer.output.data() + size(h * config_.head_dim) * size(config_.width),
                 size(config_.head_dim), size(config_.width), is_latent ? expanded : found, hidden);
   }
+}
+
+/// A gated linear recurrence: each element of the state forgets a part of itself, as much as the
+/// token says, and takes in as much of the token.
+void Model::recur(std::int32_t layer_idx, float* state, float* hidden) const {
+  const Layer& layer = layers_[size(layer_idx)];
+  const std::size_t width = size(config_.width);
+  const std::size_t n = state_floats();
+  float normed[kMaxWidth];
+  float gate[kMaxHeads * kMaxHead];
+  float value[kMaxHeads * kMaxHead];
+  float read[kMaxHeads * kMaxHead];
+  rms_norm(hidden, width, normed);
+  product(layer.recurrent.data(), width, n, normed, gate);
+  product(layer.recurrent.data() + width * n, width, n, normed, value);
+  product(layer.recurrent.data() + 2 * width * n, width, n, normed, read);
+  for (std::size_t i = 0; i < n; ++i) {
+    const float kept = 1.0F / (1.0F + std::exp(-gate[i] - 1.0F));
+    state[i] = kept * state[i] + (1.0F - kept) * value[i];
+    read[i] *= state[i];
+  }
+  add_product(layer.output.data(), n, width, read, hidden);
 }
 
 void Model::route(std::int32_t layer_idx, const float* hidden, float* normed, Route& route) const {

@@ -37,11 +37,16 @@ struct ModelConfig {
   std::int32_t num_adapters = 3;  ///< Low-rank changes of the KV projection; 0 = the plain model.
   std::int32_t max_positions = 1024;
   std::uint64_t seed = 1;
-  std::int32_t window = 0;  ///< Layers 1, 3, ... see only so many positions, a token's own
-                            ///< included; 0 = all layers see everything.
+  std::int32_t window = 0;         ///< Layers 1, 3, ... see only so many positions, a token's own
+                                   ///< included; 0 = all layers see everything.
+  std::int32_t num_recurrent = 0;  ///< The last so many layers keep one state a sequence instead of
+                                   ///< KV; fewer than num_layers.
 
+  [[nodiscard]] constexpr bool has_state(std::int32_t layer) const noexcept {
+    return layer >= num_layers - num_recurrent;
+  }
   [[nodiscard]] constexpr bool has_window(std::int32_t layer) const noexcept {
-    return window > 0 && layer % 2 == 1;
+    return window > 0 && layer % 2 == 1 && !has_state(layer);
   }
   /// The first position that the token at `position` sees in a layer.
   [[nodiscard]] constexpr std::int32_t first_visible(std::int32_t layer,
@@ -83,6 +88,8 @@ class Model {
   /// Floats that a token keeps in the KV cache of one layer, and those of its query.
   [[nodiscard]] std::size_t kv_floats() const noexcept;
   [[nodiscard]] std::size_t query_floats() const noexcept;
+  /// Floats of a sequence's state in a recurrent layer; all zero before its first token.
+  [[nodiscard]] std::size_t state_floats() const noexcept;
   /// Weights of one expert; slots that hold an expert hold a copy of them.
   [[nodiscard]] std::span<const float> expert(std::int32_t layer, std::int32_t expert) const;
 
@@ -96,6 +103,8 @@ class Model {
   /// Adds what the query finds among `context`, the KV of the positions that it sees.
   void attend(std::int32_t layer, const float* query, std::span<const float* const> context,
               float* hidden) const;
+  /// A recurrent layer: takes the token into the state, then adds what the state says.
+  void recur(std::int32_t layer, float* state, float* hidden) const;
   /// The input of the feed-forward, and which experts it goes to.
   void route(std::int32_t layer, const float* hidden, float* normed, Route& route) const;
   /// mixed += share * expert(normed), with the weights of any slot that holds the expert.
@@ -119,6 +128,7 @@ class Model {
     std::vector<float> experts;  // [num_experts + 1][expert_floats], the last one is shared
     std::vector<float> adapter_down;  // [num_adapters][width]
     std::vector<float> adapter_up;    // [num_adapters][kv_floats]
+    std::vector<float> recurrent;  // Recurrent layers: [3][width][state_floats], gate, value, read
   };
 
   [[nodiscard]] std::size_t expert_floats() const noexcept;

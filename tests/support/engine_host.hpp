@@ -11,8 +11,10 @@
 
 #include "alone.hpp"
 #include "engine.hpp"
+#include "engine_groups.hpp"
 #include "engine_mix.hpp"
 #include "engine_run.hpp"
+#include "engine_store.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -27,10 +29,7 @@
 
 namespace dynbatch::test {
 
-inline constexpr std::int32_t kMixContext = 128;
-inline constexpr std::int32_t kMixDrafts = 4;
-
-/// The engine with the two decisions that it lets others take.
+/// The engine with the decisions that it lets others take.
 class MixEngine : public tiny::Engine {
  public:
   MixEngine(const tiny::Model& model, const tiny::EngineConfig& config, Planted planted)
@@ -44,6 +43,13 @@ class MixEngine : public tiny::Engine {
   [[nodiscard]] bool accepts(Token draft, Token sampled) const override {
     return planted_ == Planted::WrongDraft || draft == sampled;
   }
+  [[nodiscard]] bool moves_state(const Chunk& chunk) const override {
+    return planted_ == Planted::StateOfNotRun ||
+           std::find(not_run.begin(), not_run.end(), chunk.row) == not_run.end();
+  }
+
+ public:
+  std::vector<Row> not_run;  ///< Rows whose chunk of the next plan will not have run.
 
  private:
   Planted planted_;
@@ -77,7 +83,9 @@ class MixHost {
         planted_(planted),
         seed_(seed),
         engine_(model, engine_config(model, settings), planted) {
-    engine_.kv().fill(std::numeric_limits<float>::quiet_NaN());  // whoever reads it, shows it
+    for (tiny::KvStore* memory : {&engine_.kv(), &engine_.window_kv(), &engine_.states()}) {
+      memory->fill(std::numeric_limits<float>::quiet_NaN());  // whoever reads it, shows it
+    }
     tables_.resize(static_cast<std::size_t>(settings.rows));
     writers_.resize(static_cast<std::size_t>(settings.blocks), {0, 0});
     newest_.resize(static_cast<std::size_t>(settings.rows), {0, 0});
@@ -100,7 +108,9 @@ class MixHost {
   std::map<std::uint64_t, HostedRequest> requests;  ///< By id.
   std::vector<std::string> errors;
   MixCoverage coverage{};
-  StepResultBuffer inner;  ///< Fits every plan of the scheduler.
+  StepResultBuffer inner;     ///< Fits every plan of the scheduler.
+  MixStore* store = nullptr;  ///< Behind host memory; null = none.
+  [[nodiscard]] tiny::KvStore& kv() { return engine_.kv(); }
 
   void execute(const StepPlan& plan, StepResultBuffer& result) {
     count(plan);
@@ -129,6 +139,15 @@ class MixHost {
         }
       }
     }
+    if (planted_ == Planted::LateSnapshot) {
+      for (std::size_t g = 1; g < plan.groups.size(); ++g) {
+        for (const BlockCopy& copy : plan.groups[g].copies) {
+          if (plan.groups[g].spec.kind == GroupKind::Recurrent) {
+            engine_.states().copy(copy);
+          }
+        }
+      }
+    }
     if (orders.throws) {
       ++coverage.throws;
       throw std::runtime_error("the device is gone");
@@ -150,6 +169,13 @@ class MixHost {
     config.max_rows = s.rows;
     config.max_tokens = s.max_tokens;
     config.max_context = kMixContext;
+    if (s.window > 0) {
+      config.window_block_size = window_group(s).block_size;
+      config.window_blocks = blocks_of(window_group(s), s);
+    }
+    if (s.recurrent > 0) {
+      config.state_blocks = blocks_of(state_group(), s);
+    }
     config.max_drafts = s.drafts != 0 ? kMixDrafts : 0;
     config.expert_slots = s.moves != 0 ? 3 * model.config().num_experts / 2 : 0;
     return config;
@@ -199,7 +225,9 @@ class MixHost {
     }
     for (const BlockSwap& swap : plan.groups[0].swaps) {
       coverage.blocks_loaded += swap.to_host ? 0 : 1;
+      coverage.blocks_fetched += store != nullptr && store->note(swap) ? 1 : 0;
     }
+    count_groups(plan);
     coverage.expert_moves += static_cast<std::int64_t>(plan.expert_moves.size());
     for (const Token token : plan.tokens) {
       coverage.future_tokens += is_future_token(token) ? 1 : 0;
@@ -217,16 +245,53 @@ class MixHost {
     }
   }
 
+  /// Another sequence begins in the row.
+  static bool begins(const StepPlan& plan, Row row) {
+    const std::span<const BlockDelta> deltas = plan.groups[0].deltas;
+    return std::any_of(deltas.begin(), deltas.end(), [&](const BlockDelta& delta) {
+      return delta.row == row && delta.index == 0;
+    });
+  }
+  static bool begins_with_hit(const StepPlan& plan, const Chunk& chunk) {
+    return chunk.kind == ChunkKind::Prefill && chunk.first_position > 0 && begins(plan, chunk.row);
+  }
+
+  void count_groups(const StepPlan& plan) {
+    for (const GroupPlan& group : plan.groups.subspan(1)) {
+      const bool is_window = group.spec.kind == GroupKind::Window;
+      const auto num_copies = static_cast<std::int64_t>(group.copies.size());
+      (is_window ? coverage.window_copies : coverage.state_copies) += num_copies;
+      coverage.states_zeroed += static_cast<std::int64_t>(group.zeroes.size());
+      for (const BlockDelta& delta : group.deltas) {
+        coverage.window_moves += delta.block == kNoBlock ? 1 : 0;
+      }
+      for (const Chunk& chunk : plan.chunks) {
+        if (begins_with_hit(plan, chunk)) {
+          const bool leaves_out =
+              std::any_of(group.deltas.begin(), group.deltas.end(), [&](const BlockDelta& delta) {
+                return delta.row == chunk.row && delta.block == kNoBlock;
+              });
+          coverage.window_hits += is_window && leaves_out ? 1 : 0;
+          coverage.state_hits += is_window ? 0 : 1;
+        }
+      }
+    }
+  }
+
   /// The plan as the engine gets it.
   void patch(const StepPlan& plan) {
     patched_ = plan;
     const GroupPlan& group = plan.groups[0];
-    group_ = group;
+    groups_.assign(plan.groups.begin(), plan.groups.end());
+    engine_.not_run.clear();
     tokens_.assign(plan.tokens.begin(), plan.tokens.end());
     for (std::size_t c = 0; c < plan.chunks.size(); ++c) {
       const Chunk& chunk = plan.chunks[c];
       const HostedRequest& request = requests.at(chunk.request.value);
       const Orders::ChunkFault* fault = fault_of(plan, c);
+      if (fault != nullptr && fault->kind == IncidentKind::NotRun) {
+        engine_.not_run.push_back(chunk.row);
+      }
       for (std::int32_t i = 0; i < chunk.num_tokens; ++i) {
         Token& token = tokens_[static_cast<std::size_t>(chunk.first_token + i)];
         const auto position = static_cast<std::size_t>(chunk.first_position + i);
@@ -242,7 +307,7 @@ class MixHost {
     note_same_plan_reads(plan);
     plant(plan);
     patched_.tokens = tokens_;
-    patched_.groups = {&group_, 1};
+    patched_.groups = groups_;
   }
 
   /// Follows the block tables; Planted::StaleBlock: an entry that changes is not changed.
@@ -257,7 +322,7 @@ class MixHost {
         delta.block = before;
       }
     }
-    group_.deltas = deltas_;
+    groups_[0].deltas = deltas_;
   }
 
   void note_same_plan_reads(const StepPlan& plan) {
@@ -290,37 +355,62 @@ class MixHost {
                        });
   }
 
+  /// Errors of groups beside the first.
+  void plant_in_groups(const StepPlan& plan) {
+    for (std::size_t g = 1; g < groups_.size(); ++g) {
+      GroupPlan& group = groups_[g];
+      const bool is_window = group.spec.kind == GroupKind::Window;
+      if (planted_ == (is_window ? Planted::WindowCopyLeftOut : Planted::StateCopyLeftOut) ||
+          (planted_ == Planted::LateSnapshot && !is_window)) {
+        group.copies = {};
+      } else if (planted_ == Planted::StateNotZeroed) {
+        group.zeroes = {};
+      } else if (planted_ == Planted::WindowFreedEarly && is_window) {
+        // The engine still reads the block there, as a kernel would that has loaded its table.
+        window_deltas_.clear();
+        for (const BlockDelta& delta : group.deltas) {
+          if (delta.block != kNoBlock || begins(plan, delta.row)) {
+            window_deltas_.push_back(delta);
+          }
+        }
+        group.deltas = window_deltas_;
+      }
+    }
+  }
+
   /// Errors that show in the plan.
   void plant(const StepPlan& plan) {
+    plant_in_groups(plan);
+    GroupPlan& group = groups_[0];
     switch (planted_) {
       case Planted::SlotOffByOne: {
-        slots_.assign(group_.token_slots.begin(), group_.token_slots.end());
+        slots_.assign(group.token_slots.begin(), group.token_slots.end());
         const std::int64_t last = std::int64_t{settings_.blocks} * settings_.block_size - 1;
         std::int64_t& slot = slots_[random(plan.id.value) % slots_.size()].value;
         slot += plan.id.value % 4 != 0 ? 0 : (slot < last ? 1 : -1);
-        group_.token_slots = slots_;
+        group.token_slots = slots_;
         break;
       }
       case Planted::MissingCopy:
       case Planted::LateCopy:
-        group_.copies = {};
+        group.copies = {};
         break;
       case Planted::ShortCopy:
-        copies_.assign(group_.copies.begin(), group_.copies.end());
+        copies_.assign(group.copies.begin(), group.copies.end());
         for (BlockCopy& copy : copies_) {
           --copy.num_tokens;
         }
-        group_.copies = copies_;
+        group.copies = copies_;
         break;
       case Planted::LoadLeftOut:
       case Planted::LateSave:
         swaps_.clear();
-        for (const BlockSwap& swap : group_.swaps) {
+        for (const BlockSwap& swap : group.swaps) {
           if (swap.to_host == (planted_ == Planted::LoadLeftOut)) {
             swaps_.push_back(swap);
           }
         }
-        group_.swaps = swaps_;
+        group.swaps = swaps_;
         break;
       case Planted::ReaderBeforeWriter:
         if (cuts_a_chunk(plan)) {
@@ -387,6 +477,7 @@ class MixHost {
           const auto accepted = static_cast<std::int64_t>(tokens.size()) - 1;
           coverage.drafts_accepted += accepted;
           coverage.drafts_rejected += chunk.num_tokens - 1 - accepted;
+          coverage.window_rejections += settings_.window > 0 ? chunk.num_tokens - 1 - accepted : 0;
         }
         stop(plan, c, tokens, result);
       }
@@ -451,9 +542,10 @@ class MixHost {
   std::vector<std::pair<Token, Token>> newest_;  // by row: the last two tokens sampled
   // The patched plan.
   StepPlan patched_;
-  GroupPlan group_;
+  std::vector<GroupPlan> groups_;
   std::vector<Token> tokens_;
   std::vector<BlockDelta> deltas_;
+  std::vector<BlockDelta> window_deltas_;
   std::vector<TokenSlot> slots_;
   std::vector<BlockSwap> swaps_;
   std::vector<BlockCopy> copies_;

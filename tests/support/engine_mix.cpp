@@ -146,6 +146,31 @@ void put_host_memory(Mix& mix, SplitMix64& rng) {
   mix.settings.host_blocks = pick(rng, {2, 10, 40, 200});
   mix.settings.min_load = pick(rng, {1, 1, 2, 4});
 }
+/// A store that has what an engine before has computed, or what host memory had no room for.
+void put_store(Mix& mix, SplitMix64& rng) {
+  S& s = mix.settings;
+  s.store = pick(rng, {8, 60, 400});
+  s.store_before = rng.one_in(4) ? 0 : 1;
+  s.store_delay = pick(rng, {0, 700, 700, 3000, 12000});
+  s.store_deadline = pick(rng, {0, 0, 1500, 6000, 30000});
+  s.store_manners = between(rng, 0, 7);
+  if (rng.one_in(3)) {
+    s.store_fails = pick(rng, {0, 100, 400});
+    s.store_never = pick(rng, {0, 0, 50, 200});
+    s.store_wrong = pick(rng, {0, 200, 800});
+  }
+}
+/// Layers whose KV is given up as the sequence goes on.
+void put_windows(Mix& mix, SplitMix64& rng) {
+  mix.settings.window = pick(rng, {1, 2, 3, 5, 8, 12, 20, 300});
+  mix.settings.window_scale = pick(rng, {-1, 1, 1, 2, 4});
+  mix.settings.group_spare = pick(rng, {0, 3, 20, 100});
+}
+void put_states(Mix& mix, SplitMix64& rng) {
+  mix.settings.recurrent = 1;
+  mix.settings.snapshots = pick(rng, {1, 1, 2, 4});
+  mix.settings.group_spare = pick(rng, {0, 3, 20, 100});
+}
 void put_scopes(Mix& mix, SplitMix64& rng) {
   to_some(mix, rng, 2, [&](R& r) {
     r.adapter = between(rng, 0, 2);
@@ -268,6 +293,11 @@ constexpr Ingredient kIngredients[] = {
     {"blocks", 2, put_blocks, reset_settings<&S::block_size>},
     {"evictions", 3, put_evictions, reset_settings<&S::eviction>},
     {"host memory", 3, put_host_memory, reset_settings<&S::host_blocks, &S::min_load>},
+    {"store", 4, put_store,
+     reset_settings<&S::store, &S::store_before, &S::store_delay, &S::store_deadline,
+                    &S::store_fails, &S::store_never, &S::store_wrong, &S::store_manners>},
+    {"windows", 4, put_windows, reset_settings<&S::window, &S::window_scale>},
+    {"states", 5, put_states, reset_settings<&S::recurrent, &S::snapshots>},
     {"digests", 5, put_digests, reset_requests<&R::digest_blocks>},
     {"attention", 3, put_attention, reset_settings<&S::attention>},
     {"counts", 3, put_counts, reset_settings<&S::counts>},
@@ -324,6 +354,19 @@ constexpr SettingsField kSettings[] = {
     {"eviction", &S::eviction},
     {"host_blocks", &S::host_blocks},
     {"min_load", &S::min_load},
+    {"store", &S::store},
+    {"store_before", &S::store_before},
+    {"store_delay", &S::store_delay},
+    {"store_deadline", &S::store_deadline},
+    {"store_fails", &S::store_fails},
+    {"store_never", &S::store_never},
+    {"store_wrong", &S::store_wrong},
+    {"store_manners", &S::store_manners},
+    {"window", &S::window},
+    {"window_scale", &S::window_scale},
+    {"recurrent", &S::recurrent},
+    {"snapshots", &S::snapshots},
+    {"group_spare", &S::group_spare},
     {"blocks", &S::blocks},
     {"block_size", &S::block_size},
     {"rows", &S::rows},

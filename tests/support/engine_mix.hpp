@@ -87,12 +87,26 @@ struct MixSettings {
   std::int32_t max_chunk = 0;
   std::int32_t chunk_unit = 1;
   std::int32_t whole_prompts = 0;
-  std::int32_t caching = 0;      ///< BlockPool::Config::prefix_caching.
-  std::int32_t partial = 0;      ///< BlockPool::Config::min_partial_tokens; 0 = no partial reuse.
-  std::int32_t eviction = 0;     ///< 0 Lru, 1 Slru, 2 Lfu, 3 CostAware, 4 AdaptiveLru,
-                                 ///< 5 PriorityDuration, 6 Ttl.
-  std::int32_t host_blocks = 0;  ///< Host memory behind the device's; 0 = none.
-  std::int32_t min_load = 1;     ///< TieredPool::Config::min_load_blocks.
+  std::int32_t caching = 0;       ///< BlockPool::Config::prefix_caching.
+  std::int32_t partial = 0;       ///< BlockPool::Config::min_partial_tokens; 0 = no partial reuse.
+  std::int32_t eviction = 0;      ///< 0 Lru, 1 Slru, 2 Lfu, 3 CostAware, 4 AdaptiveLru,
+                                  ///< 5 PriorityDuration, 6 Ttl.
+  std::int32_t host_blocks = 0;   ///< Host memory behind the device's; 0 = none.
+  std::int32_t min_load = 1;      ///< TieredPool::Config::min_load_blocks.
+  std::int32_t store = 0;         ///< Blocks of a store behind host memory; 0 = none.
+  std::int32_t store_before = 0;  ///< An engine before this one has filled it.
+  std::int32_t store_delay = 0;   ///< Of its operations, in us.
+  std::int32_t store_deadline = 0;  ///< TierConfig::load_deadline in us; 0 = the default.
+  std::int32_t store_fails = 0;     ///< Operations that fail, half of them in part, in 1/1000.
+  std::int32_t store_never = 0;     ///< That don't end, in 1/1000.
+  std::int32_t store_wrong = 0;     ///< Fetches with other bytes, or another block, in 1/1000.
+  std::int32_t store_manners = 0;   ///< Sum of 1 ends in any order, 2 ignores cancel(), 4 fills
+                                    ///< slots with garbage first.
+  std::int32_t window = 0;          ///< The second layer has a window of so many tokens; 0 = none.
+  std::int32_t window_scale = 1;    ///< Its blocks are so many of the first group's; -1 = a token.
+  std::int32_t recurrent = 0;       ///< A third layer keeps a state.
+  std::int32_t snapshots = 1;       ///< Kept at multiples of so many units of all block sizes.
+  std::int32_t group_spare = 0;     ///< Blocks of each further group for the cache.
   std::int32_t blocks = 256;
   std::int32_t block_size = 4;
   std::int32_t rows = 8;

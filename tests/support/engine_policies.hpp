@@ -18,6 +18,7 @@
 #include <dynbatch/kv/adaptive_lru.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
+#include <dynbatch/kv/grouped_pool.hpp>
 #include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
@@ -27,8 +28,11 @@
 #include <dynbatch/microbatch/equal_tokens.hpp>
 #include <dynbatch/microbatch/no_split.hpp>
 
+#include "engine_groups.hpp"
 #include "engine_mix.hpp"
 #include "engine_run.hpp"
+#include "engine_store.hpp"
+#include "model.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -140,11 +144,33 @@ struct PoolWithoutScopes : BlockPool<> {
   }
 };
 
-/// Owns the models of a mix.
+/// Planted::WindowFreedEarly: windows move on one position before they may.
+struct PoolThatFreesEarly : GroupedPool<> {
+  using GroupedPool<>::GroupedPool;
+  void advance(Row row, std::int64_t processed, std::int64_t planned) noexcept {
+    // A window of one token has nothing to give up but the block that is written next.
+    const std::int32_t early = groups()[1].window > 1 ? 1 : 0;
+    GroupedPool<>::advance(row, processed + early, std::max(planned, processed + early));
+  }
+};
+
+/// Planted::VoidStateKept: what failed has left windows and states as they were.
+struct PoolThatKeepsVoidStates : GroupedPool<> {
+  using GroupedPool<>::GroupedPool;
+  [[nodiscard]] bool must_leave(Row) const noexcept { return false; }
+};
+
+/// Planted::LostCopyKept: all plans are carried out.
+struct PoolThatLosesNothing : GroupedPool<> {
+  using GroupedPool<>::GroupedPool;
+  void lose_plan(PlanId) noexcept {}
+};
+
+/// Owns the models of a mix. `s` is compatible().
 class MixPolicies {
  public:
-  MixPolicies(const MixSettings& s, Planted planted, std::int32_t num_layers,
-              std::int32_t num_experts, std::int32_t num_slots)
+  /// `store` is null if the mix has none; else it outlives this.
+  MixPolicies(const MixSettings& s, Planted planted, const tiny::Model& model, MixStore* store)
       : static_({.batch = s.batch}),
         budget_({.budget = s.budget}),
         dynamic_(dynamic_config()),
@@ -167,20 +193,33 @@ class MixPolicies {
         tiered_pool_({.pool = pool_config(s),
                       .num_host_blocks = std::max(s.host_blocks, 1),
                       .min_load_blocks = s.min_load}),
+        stored_pool_({.pool = pool_config(s),
+                      .num_host_blocks = std::max(s.host_blocks, 1),
+                      .min_load_blocks = s.min_load,
+                      .tier = tier_config(s, model)},
+                     store != nullptr ? AnyKVTier(*store) : AnyKVTier(no_store_)),
+        grouped_pool_(groups_config(s)),
+        early_pool_(groups_config(s)),
+        void_pool_(groups_config(s)),
+        lost_pool_(groups_config(s)),
         sizer{choose_sizer(s)},
         splitter(s.parts > 1 ? AnyMicroBatchSplitter(equal_) : AnyMicroBatchSplitter(no_split_)),
         pool(planted == Planted::PendingKept    ? AnyKVCachePool(pending_pool_)
              : planted == Planted::ScopeDropped ? AnyKVCachePool(scope_pool_)
-                                                : choose_pool(s)),
+                                                : choose_pool(s, planted)),
         admission(choose_admission(s)) {
     balancer.one_in = s.moves;
-    balancer.slots.resize(static_cast<std::size_t>(num_layers));
+    const std::int32_t num_experts = model.config().num_experts;
+    balancer.slots.resize(static_cast<std::size_t>(model.config().num_layers));
     for (std::vector<std::int32_t>& layer : balancer.slots) {
-      for (std::int32_t slot = 0; slot < num_slots; ++slot) {
+      for (std::int32_t slot = 0; slot < 3 * num_experts / 2; ++slot) {
         layer.push_back(slot % num_experts);
       }
     }
   }
+
+  /// Where the store finds the host slots of the engine of this mix.
+  HostMemory host_memory;
 
  private:
   static AdmissionRules rules(const MixSettings& s) {
@@ -219,14 +258,48 @@ class MixPolicies {
             .partial_reuse = s.partial != 0,
             .min_partial_tokens = s.partial != 0 ? s.partial : 1};
   }
+  TierConfig tier_config(const MixSettings& s, const tiny::Model& model) {
+    TierConfig out;
+    out.memory = {&host_memory, HostMemory::bytes,
+                  static_cast<std::int64_t>(sizeof(float) * model.kv_floats()) * s.block_size *
+                      model.config().num_layers};
+    out.load_deadline = s.store_deadline > 0 ? microseconds(s.store_deadline) : out.load_deadline;
+    out.store_deadline = milliseconds(50);
+    out.max_loads = 3;
+    out.max_stores = 3;
+    out.max_blocks_in_flight = 24;
+    out.min_gain_blocks = 1;
+    out.token_ns = 0;  // whatever it takes: compared with a tiny model everything is slow
+    out.breaker = {.max_failures = 4, .first_pause = milliseconds(3)};
+    return out;
+  }
+  static GroupedPool<>::Config groups_config(const MixSettings& s) {
+    GroupedPool<>::Config out;
+    out.pool = pool_config(s);
+    std::size_t n = 0;
+    if (s.window > 0) {
+      out.groups[n++] = {window_group(s), blocks_of(window_group(s), s)};
+    }
+    if (s.recurrent > 0) {
+      out.groups[n] = {state_group(), blocks_of(state_group(), s)};
+    }
+    out.snapshot_interval_tokens = out.unit() * s.snapshots;
+    return out;
+  }
   AnyBatchSizer choose_sizer(const MixSettings& s) {
     const AnyBatchSizer all[] = {AnyBatchSizer(unbounded_), AnyBatchSizer(static_),
                                  AnyBatchSizer(budget_), AnyBatchSizer(dynamic_)};
     return all[s.sizer];
   }
-  AnyKVCachePool choose_pool(const MixSettings& s) {
-    if (s.host_blocks > 0 && s.caching != 0 && s.unordered == 0) {
-      return AnyKVCachePool(tiered_pool_);
+  AnyKVCachePool choose_pool(const MixSettings& s, Planted planted) {
+    if (s.window > 0 || s.recurrent > 0) {
+      return planted == Planted::WindowFreedEarly ? AnyKVCachePool(early_pool_)
+             : planted == Planted::VoidStateKept  ? AnyKVCachePool(void_pool_)
+             : planted == Planted::LostCopyKept   ? AnyKVCachePool(lost_pool_)
+                                                  : AnyKVCachePool(grouped_pool_);
+    }
+    if (s.host_blocks > 0) {
+      return s.store > 0 ? AnyKVCachePool(stored_pool_) : AnyKVCachePool(tiered_pool_);
     }
     const AnyKVCachePool all[] = {AnyKVCachePool(pool_),          AnyKVCachePool(slru_pool_),
                                   AnyKVCachePool(lfu_pool_),      AnyKVCachePool(cost_pool_),
@@ -264,8 +337,17 @@ class MixPolicies {
   BlockPool<PriorityDuration> priority_pool_;
   BlockPool<Ttl<Lru>> ttl_pool_;
   TieredPool<> tiered_pool_;
+  NullTier no_store_;
+  TieredPool<BlockPool<>, AnyKVTier> stored_pool_;
+  GroupedPool<> grouped_pool_;
+  PoolThatFreesEarly early_pool_;
+  PoolThatKeepsVoidStates void_pool_;
+  PoolThatLosesNothing lost_pool_;
 
  public:
+  /// What the pool counts of the store.
+  [[nodiscard]] TierStats store_stats() const noexcept { return stored_pool_.tier_stats(); }
+
   LimitedSizer sizer;
   AnyMicroBatchSplitter splitter;
   MovingBalancer balancer;

@@ -6,10 +6,13 @@
 #include <dynbatch/scheduler/run_step.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>
 
+#include "engine_groups.hpp"
 #include "engine_host.hpp"
 #include "engine_policies.hpp"
+#include "engine_store.hpp"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <optional>
@@ -28,10 +31,14 @@ constexpr std::int64_t kStepNs = 1'000'000;
 constexpr int kMostSteps = 4000;
 constexpr std::size_t kMostErrors = 5;
 
-const tiny::Model& model(std::int32_t attention) {
-  static const auto make = [](tiny::Attention kind) {
+const tiny::Model& model(const MixSettings& s) {
+  static std::map<std::array<std::int32_t, 3>, tiny::Model> models;
+  const auto make = [&] {
     tiny::ModelConfig config;
-    config.attention = kind;
+    config.attention = s.attention == 0 ? tiny::Attention::GroupedQuery : tiny::Attention::Latent;
+    config.window = s.window;
+    config.num_recurrent = s.recurrent;
+    config.num_layers = 2 + s.recurrent;
     config.width = 16;
     config.head_dim = 4;
     config.latent_dim = 8;
@@ -40,9 +47,14 @@ const tiny::Model& model(std::int32_t attention) {
     config.max_positions = 1024;  // prompts that are refused and drafts may lead far
     return tiny::Model(config);
   };
-  static const tiny::Model kGrouped = make(tiny::Attention::GroupedQuery);
-  static const tiny::Model kLatent = make(tiny::Attention::Latent);
-  return attention == 0 ? kGrouped : kLatent;
+  const std::array<std::int32_t, 3> key{s.attention, s.window, s.recurrent};
+  const auto found = models.find(key);
+  return found != models.end() ? found->second : models.emplace(key, make()).first->second;
+}
+
+Mix compatible(Mix mix, Planted planted) {
+  mix.settings = compatible(mix.settings, planted);
+  return mix;
 }
 
 std::string text_of(const Status& status) {
@@ -64,13 +76,16 @@ struct Record {
 
 class EngineRun {
  public:
-  EngineRun(const Mix& mix, Planted planted)
+  /// `mix` is compatible(), `store` null if it has none; both outlive this. Time begins at `start`.
+  EngineRun(const Mix& mix, Planted planted, MixStore* store, TimeNs start)
       : mix_(mix),
-        model_(model(mix.settings.attention)),
-        policies_(mix.settings, planted, model_.config().num_layers, model_.config().num_experts,
-                  3 * model_.config().num_experts / 2),
+        model_(model(mix.settings)),
+        policies_(mix.settings, planted, model_, store),
         host_(model_, mix.settings, planted, mix.seed),
-        is_open_(mix.incidents.size(), true) {
+        is_open_(mix.incidents.size(), true),
+        now_(start) {
+    host_.store = store;
+    policies_.host_memory.kv = &host_.kv();
     policies_.balancer.rng = SplitMix64(combine64(mix.seed, 3));
     if (planted == Planted::PlanNotForgotten) {
       policies_.balancer.one_in = 0;  // it has to show in tokens
@@ -118,8 +133,16 @@ class EngineRun {
     report_.errors = errors_;
     report_.errors.resize(std::min(errors_.size(), kMostErrors));
     report_.coverage += host_.coverage;
+    if (host_.store != nullptr) {
+      const TierStats stats = policies_.store_stats();
+      report_.coverage.blocks_stored += static_cast<std::int64_t>(stats.stored_blocks);
+      report_.coverage.store_corrupt += static_cast<std::int64_t>(stats.corrupt);
+      report_.coverage.store_failures += static_cast<std::int64_t>(stats.failures - stats.timeouts);
+      report_.coverage.store_timeouts += static_cast<std::int64_t>(stats.timeouts);
+    }
     return report_;
   }
+  [[nodiscard]] TimeNs now() const noexcept { return now_; }
 
  private:
   struct InFlight {
@@ -603,6 +626,8 @@ class EngineRun {
         break;
       case EventKind::Preempted:
         report_.coverage.preemptions += e.count;
+        report_.coverage.group_preemptions +=
+            mix_.settings.window > 0 || mix_.settings.recurrent > 0 ? e.count : 0;
         break;
       default:
         ++record.terminals;
@@ -727,7 +752,7 @@ class EngineRun {
   std::vector<bool> is_open_;                // incidents that have not happened
   std::vector<std::string> errors_;
   MixReport report_;
-  TimeNs now_ = kStart;
+  TimeNs now_{};
   std::int32_t step_ = 0;
   std::int32_t last_step_ = 0;
   std::int32_t kv_limit_ = 0;
@@ -754,6 +779,19 @@ constexpr CoverageField kCoverage[] = {
     {"copies", &C::copies},
     {"prefixes that end inside a block", &C::prefix_copies},
     {"blocks loaded from host memory", &C::blocks_loaded},
+    {"of these, blocks from a store", &C::blocks_fetched},
+    {"blocks stored", &C::blocks_stored},
+    {"fetches of wrong data", &C::store_corrupt, 500},
+    {"store operations failed", &C::store_failures},
+    {"store operations given up", &C::store_timeouts},
+    {"blocks left by windows", &C::window_moves},
+    {"hits without what windows left", &C::window_hits},
+    {"copies in windows", &C::window_copies},
+    {"drafts rejected in windows", &C::window_rejections},
+    {"states zeroed", &C::states_zeroed},
+    {"states copied", &C::state_copies},
+    {"states from snapshots", &C::state_hits},
+    {"preemptions beside further groups", &C::group_preemptions},
     {"future tokens", &C::future_tokens},
     {"drafts accepted", &C::drafts_accepted},
     {"drafts rejected", &C::drafts_rejected},
@@ -791,6 +829,16 @@ constexpr PlantedError kPlanted[] = {
     {Planted::PositionsRestart, "positions begin at 0 in each chunk"},
     {Planted::FaultHidden, "a chunk that did not run is reported as done"},
     {Planted::PlanNotForgotten, "what an abandoned plan sampled is taken for valid"},
+    {Planted::WindowFreedEarly, "a window's block is freed one step early"},
+    {Planted::WindowCopyLeftOut, "a fork's copy is left out in a window"},
+    {Planted::StateNotZeroed, "a state is not zeroed"},
+    {Planted::StateCopyLeftOut, "a state is not copied"},
+    {Planted::LateSnapshot, "a state is copied after the step has changed it"},
+    {Planted::StateOfNotRun, "a chunk that did not run has changed its state"},
+    {Planted::VoidStateKept, "a sequence goes on from a state that a failed chunk has changed"},
+    {Planted::LostCopyKept, "a snapshot that an abandoned plan was to copy is taken for made"},
+    {Planted::FetchEndsEarly, "a store says that a fetch has ended before it has"},
+    {Planted::WrongBlockFetched, "a store delivers a block of another key"},
 };
 
 }  // namespace
@@ -805,6 +853,26 @@ MixCoverage& MixCoverage::operator+=(const MixCoverage& other) {
   return *this;
 }
 
-MixReport run_mix(const Mix& mix, Planted planted) { return EngineRun(mix, planted).run(); }
+MixReport run_mix(const Mix& asked, Planted planted) {
+  const Mix mix = compatible(asked, planted);
+  if (mix.settings.store == 0) {
+    return EngineRun(mix, planted, nullptr, kStart).run();
+  }
+  MixStore store(mix.settings, combine64(mix.seed, 4));
+  MixReport before;
+  TimeNs start = kStart;
+  if (mix.settings.store_before != 0) {  // the same requests, without mishaps
+    Mix quiet = mix;
+    quiet.incidents.clear();
+    EngineRun run(quiet, Planted::None, &store, start);
+    before = run.run();
+    start = run.now();
+  }
+  store.plant(planted);
+  MixReport report = EngineRun(mix, planted, &store, start).run();
+  report.coverage += before.coverage;
+  report.errors.insert(report.errors.begin(), before.errors.begin(), before.errors.end());
+  return report;
+}
 
 }  // namespace dynbatch::test

@@ -12,7 +12,7 @@
 
 namespace dynbatch::test {
 
-/// An error that is put into the host or the pool on purpose: the suite must notice it.
+/// An error that is put into the host, the pool or the store on purpose: the suite must notice it.
 enum class Planted : std::uint8_t {
   None,
   SlotOffByOne,
@@ -34,6 +34,16 @@ enum class Planted : std::uint8_t {
   PositionsRestart,
   FaultHidden,
   PlanNotForgotten,
+  WindowFreedEarly,
+  WindowCopyLeftOut,
+  StateNotZeroed,
+  StateCopyLeftOut,
+  LateSnapshot,
+  StateOfNotRun,
+  VoidStateKept,
+  LostCopyKept,
+  FetchEndsEarly,
+  WrongBlockFetched,
 };
 
 struct PlantedError {
@@ -63,8 +73,21 @@ struct MixCoverage {
   std::int64_t hit_tokens = 0;
   std::int64_t outputs_from_cache = 0;  ///< Read by a request that follows another one.
   std::int64_t copies = 0;
-  std::int64_t prefix_copies = 0;  ///< Of these, for prefixes that end inside a block.
-  std::int64_t blocks_loaded = 0;  ///< From host memory.
+  std::int64_t prefix_copies = 0;   ///< Of these, for prefixes that end inside a block.
+  std::int64_t blocks_loaded = 0;   ///< From host memory.
+  std::int64_t blocks_fetched = 0;  ///< Of these, blocks that a store had delivered.
+  std::int64_t blocks_stored = 0;   ///< In a store.
+  std::int64_t store_corrupt = 0;   ///< Fetches of wrong data.
+  std::int64_t store_failures = 0;  ///< Operations that failed or whose data were wrong.
+  std::int64_t store_timeouts = 0;  ///< Operations given up.
+  std::int64_t window_moves = 0;    ///< A row's window has left blocks behind.
+  std::int64_t window_hits = 0;     ///< Prefixes of which a window's blocks were left out.
+  std::int64_t window_copies = 0;   ///< For forks.
+  std::int64_t states_zeroed = 0;
+  std::int64_t state_copies = 0;       ///< For forks, snapshots, and rows that begin with one.
+  std::int64_t group_preemptions = 0;  ///< Preemptions beside further groups.
+  std::int64_t window_rejections = 0;  ///< Drafts rejected in models with a window.
+  std::int64_t state_hits = 0;         ///< Rows that begin with a snapshot.
   std::int64_t future_tokens = 0;
   std::int64_t drafts_accepted = 0;
   std::int64_t drafts_rejected = 0;
@@ -87,6 +110,7 @@ struct MixCoverage {
 struct CoverageField {
   const char* name;
   std::int64_t MixCoverage::* member;
+  std::int64_t one_in = 50;  ///< Mixes, at least, in which it has to be reached.
 };
 [[nodiscard]] std::span<const CoverageField> coverage_fields();
 

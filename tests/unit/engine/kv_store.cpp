@@ -4,6 +4,11 @@
 #include "kv_store.hpp"
 
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
 
 using namespace dynbatch;
 
@@ -40,6 +45,26 @@ TEST_CASE("A copy takes the first tokens of a block in every layer") {
     CHECK(store.token(layer, {7})[0] == static_cast<float>(layer * 100 + 70));
     CHECK(store.token(layer, {2})[0] == static_cast<float>(layer * 100 + 20));
   }
+}
+
+TEST_CASE("A store reaches the bytes of a host slot, in one place") {
+  tiny::KvStore store = numbered();
+  const std::span<std::byte> bytes = store.host_bytes(5);
+  REQUIRE(bytes.size() == 2 * 2 * 3 * sizeof(float));  // layers, tokens, floats
+  float value = 0.0F;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  CHECK(std::isnan(value));  // nothing was saved there
+  store.swap({BlockId{1}, 5, true});
+  for (std::int32_t slot = 6; slot < 200; ++slot) {
+    (void)store.host_bytes(slot);
+  }
+  CHECK(store.host_bytes(5).data() == bytes.data());
+  std::memcpy(&value, bytes.data() + sizeof(float), sizeof(value));
+  CHECK(value == 21.0F);
+  value = 77.0F;
+  std::memcpy(bytes.data(), &value, sizeof(value));
+  store.swap({BlockId{0}, 5, false});
+  CHECK(store.token(0, {0})[0] == 77.0F);
 }
 
 TEST_CASE("A block comes back from host memory as it went there") {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <set>
+#include <utility>
 #include <vector>
 
 using namespace tiny;
@@ -74,6 +75,33 @@ TEST_CASE("Each thing that a token may depend on changes it") {
     other.seed = 2;
     CHECK(outputs(Model(other), plain, {7, 90, 0}, 0, 16) != base);  // weights
   }
+}
+
+TEST_CASE("A recurrent layer knows what came before by its state alone") {
+  ModelConfig config = config_of(Attention::GroupedQuery);
+  config.num_layers = 3;
+  config.num_recurrent = 1;
+  CHECK(!config.has_state(1));
+  CHECK(config.has_state(2));
+  const Model model(config);
+  const auto run = [&](const std::vector<Token>& tokens, std::vector<float> state) {
+    std::vector<float> hidden(static_cast<std::size_t>(config.width));
+    for (const Token token : tokens) {
+      model.embed(token, hidden.data());
+      model.recur(2, state.data(), hidden.data());
+    }
+    return std::pair(state, hidden);
+  };
+  const std::vector<float> zero(model.state_floats());
+  const auto [state, hidden] = run({1, 2, 3, 4}, zero);
+  CHECK(run({3, 4}, run({1, 2}, zero).first) == std::pair(state, hidden));
+  CHECK(run({2, 1, 3, 4}, zero).second != hidden);
+  CHECK(run({4}, zero).second != hidden);
+  // The rest of the model is the same with it and without, so it is the state that tells.
+  const std::vector<Token> base = outputs(model, prompt(12), {7, 90, 0}, 0, 16);
+  CHECK(outputs(model, prompt(12), {7, 90, 0}, 0, 16) == base);
+  config.num_recurrent = 0;
+  CHECK(outputs(Model(config), prompt(12), {7, 90, 0}, 0, 16) != base);
 }
 
 TEST_CASE("Greedy tokens vary enough to compare schedules by") {
@@ -189,6 +217,8 @@ TEST_CASE("Configurations of the model that make no sense are refused") {
   CHECK(refused([](ModelConfig& c) { c.experts_per_token = 9; }));
   CHECK(refused([](ModelConfig& c) { c.expert_width = 5000; }));
   CHECK(refused([](ModelConfig& c) { c.vocab = 1; }));
+  CHECK(refused([](ModelConfig& c) { c.num_recurrent = -1; }));
+  CHECK(refused([](ModelConfig& c) { c.num_recurrent = c.num_layers; }));
   CHECK(refused([](ModelConfig& c) {
     c.attention = Attention::Latent;
     c.rope_dim = 3;

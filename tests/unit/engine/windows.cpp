@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The tiny engine with layers of a sliding window, scheduled over a GroupedPool: each request gets
-/// the tokens that it would get alone.
+/// The tiny engine with layers of a sliding window and recurrent ones, scheduled over a
+/// GroupedPool: each request gets the tokens that it would get alone.
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
@@ -40,6 +40,7 @@ struct Poisoned : tiny::Engine {
   Poisoned(const tiny::Model& model, const tiny::EngineConfig& config) : Engine(model, config) {
     kv().fill(std::numeric_limits<float>::quiet_NaN());
     window_kv().fill(std::numeric_limits<float>::quiet_NaN());
+    states().fill(std::numeric_limits<float>::quiet_NaN());
   }
 };
 
@@ -48,16 +49,17 @@ struct Totals {
   std::uint64_t hits = 0;
   std::int64_t copies = 0;
   std::int64_t left_behind = 0;
+  std::int64_t zeroes = 0;
 };
 
-void serve(std::int32_t window, std::int32_t window_block, int plans_in_flight, std::uint64_t seed,
-           Totals& totals) {
+void serve(std::int32_t window, std::int32_t window_block, std::int32_t num_recurrent,
+           int plans_in_flight, std::uint64_t seed, Totals& totals) {
   tiny::ModelConfig shape;
   shape.num_layers = 3;
   shape.window = window;
+  shape.num_recurrent = num_recurrent;
   shape.max_positions = 128;
   const tiny::Model model(shape);
-  const GroupSpec spec{GroupKind::Window, window_block, window};
   tiny::EngineConfig config;
   config.num_blocks = 40;
   config.block_size = 4;
@@ -65,15 +67,25 @@ void serve(std::int32_t window, std::int32_t window_block, int plans_in_flight, 
   config.max_tokens = 48;
   config.max_context = 128;
   config.window_block_size = window_block;
-  config.window_blocks =
-      8 + GroupedPool<>::blocks_needed(spec, {.max_rows = 6,
-                                              .max_context_tokens = 128,
-                                              .max_plans_in_flight = plans_in_flight,
-                                              .max_step_tokens = 48});
-  Poisoned engine(model, config);
+  const auto blocks = [&](const GroupSpec& spec) {
+    return 8 + GroupedPool<>::blocks_needed(spec, {.max_rows = 6,
+                                                   .max_context_tokens = 128,
+                                                   .max_plans_in_flight = plans_in_flight,
+                                                   .max_step_tokens = 48});
+  };
   GroupedPool<>::Config pool;
   pool.pool = {.num_blocks = config.num_blocks, .block_size = config.block_size};
-  pool.groups[0] = {spec, config.window_blocks};
+  pool.snapshot_interval_tokens = 8;
+  std::size_t num_further = 0;
+  if (window > 0) {
+    const GroupSpec spec{GroupKind::Window, window_block, window};
+    pool.groups[num_further++] = {spec, config.window_blocks = blocks(spec)};
+  }
+  if (num_recurrent > 0) {
+    const GroupSpec spec{GroupKind::Recurrent, 1, 0};
+    pool.groups[num_further] = {spec, config.state_blocks = blocks(spec)};
+  }
+  Poisoned engine(model, config);
   auto made = Sched::make({.max_context_tokens = 128, .max_plans_in_flight = plans_in_flight},
                           engine.capabilities(), TokenBudgetSizer({.budget = 48}),
                           EqualTokens({.parts = 2, .min_tokens = 2}), NullBalancer{},
@@ -118,10 +130,13 @@ void serve(std::int32_t window, std::int32_t window_block, int plans_in_flight, 
     }
     const StepPlan* plan = scheduler.plan(TimeNs{});
     if (plan != nullptr) {
-      for (const BlockDelta& delta : plan->groups[1].deltas) {
-        totals.left_behind += delta.block == kNoBlock ? 1 : 0;
+      for (const GroupPlan& group : plan->groups.subspan(1)) {
+        for (const BlockDelta& delta : group.deltas) {
+          totals.left_behind += delta.block == kNoBlock ? 1 : 0;
+        }
+        totals.copies += static_cast<std::int64_t>(group.copies.size());
+        totals.zeroes += static_cast<std::int64_t>(group.zeroes.size());
       }
-      totals.copies += static_cast<std::int64_t>(plan->groups[1].copies.size());
       flight.emplace_back(plan, StepResultBuffer());
       REQUIRE(scheduler.make_result(flight.back().second));
       flight.back().second.reset(*plan);
@@ -171,13 +186,44 @@ TEST_CASE("A model with window layers says the same alone and in every schedule"
        {std::pair{5, 2}, std::pair{12, 8}, std::pair{1, 4}, std::pair{200, 4}}) {
     for (const int plans : {1, 3}) {
       INFO("window " << window << ", blocks of " << block << ", plans " << plans);
-      serve(window, block, plans, static_cast<std::uint64_t>(window + plans), totals);
+      serve(window, block, 0, plans, static_cast<std::uint64_t>(window + plans), totals);
     }
   }
   CHECK(totals.preemptions > 20);
   CHECK(totals.hits > 500);
   CHECK(totals.copies > 20);
   CHECK(totals.left_behind > 200);
+}
+
+TEST_CASE("A model with recurrent layers says the same alone and in every schedule") {
+  Totals totals;
+  for (const auto& [window, recurrent] : {std::pair{0, 1}, std::pair{0, 2}, std::pair{5, 1}}) {
+    for (const int plans : {1, 2, 3}) {
+      INFO("window " << window << ", recurrent layers " << recurrent << ", plans " << plans);
+      serve(window, 4, recurrent, plans, static_cast<std::uint64_t>(10 * recurrent + plans),
+            totals);
+    }
+  }
+  CHECK(totals.preemptions > 20);
+  CHECK(totals.hits > 500);
+  CHECK(totals.copies > 100);
+  CHECK(totals.zeroes > 200);
+}
+
+TEST_CASE("An engine for a model with recurrent layers needs memory for their states") {
+  tiny::ModelConfig shape;
+  shape.window = 8;
+  shape.num_layers = 4;
+  shape.num_recurrent = 1;
+  const tiny::Model model(shape);
+  tiny::EngineConfig config;
+  config.window_blocks = 9;
+  CHECK_THROWS_AS(tiny::Engine(model, config), dynbatch::Error);
+  config.state_blocks = 40;
+  const tiny::Engine engine(model, config);
+  REQUIRE(engine.capabilities().groups.size() == 3);
+  CHECK(engine.capabilities().groups[1].kind == GroupKind::Window);
+  CHECK(engine.capabilities().groups[2] == GroupSpec{GroupKind::Recurrent, 1, 0});
 }
 
 TEST_CASE("An engine for a model with windows needs memory for them") {

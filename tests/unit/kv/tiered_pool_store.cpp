@@ -557,6 +557,27 @@ TEST_CASE("A store that takes no more is offered the same blocks later") {
   require_clean(bench);
 }
 
+TEST_CASE("A match outlives a query that the store refused") {
+  ScriptTier tier;
+  StoreBench bench(tier, {.device = 8, .host = 20}, eager());
+  bench.run_and_flush(text(1));
+  bench.run_and_flush(text(1000));
+  bench.run_and_flush(text(2000));  // the device has lost the first one
+  tier.refuses = true;
+  const Content longer = text(1, 30);
+  const auto view = longer.view();
+  const PrefixMatch match = bench.pool().match(view, longer.length() - 1);
+  REQUIRE(match.num_loaded == 16);
+  LoadWait wait;
+  CHECK_FALSE(bench.pool().awaits_load(view, longer.length() - 1, wait));
+  REQUIRE(tier.num_begun(TierVerb::Query) == 1);
+  CHECK(bench.pool().acquire(Row{0}, match));
+  CHECK(bench.pool().stats().loaded_blocks == 4);
+  bench.pool().release(Row{0});
+  bench.check();
+  require_clean(bench);
+}
+
 TEST_CASE("Host memory without room, and slots with moves under way, are no place for a fetch") {
   ScriptTier tier;
   StoreBench first(tier, {}, eager());

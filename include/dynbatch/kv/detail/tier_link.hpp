@@ -55,10 +55,10 @@ class TierLink {
   void advance(TimeNs now, HostPool& host) noexcept;
   /// Enters fetched blocks of this content in the host index. True if there were some.
   bool adopt(const SequenceContentView& content, HostPool& host) noexcept;
-  /// Whether a request that finds `best` blocks of `total` should wait; `match` is the host's, and
-  /// its latest.
+  /// Whether a request that finds `best` blocks of `total` should wait; `match` is the host's, its
+  /// latest, and still so if it should not.
   bool awaits(const SequenceContentView& content, std::int64_t total, std::int64_t best,
-              const PrefixMatch& match, HostPool& host, LoadWait& wait) noexcept;
+              PrefixMatch& match, HostPool& host, LoadWait& wait) noexcept;
   [[nodiscard]] std::uint64_t take_ended() noexcept { return std::exchange(ended_, 0); }
   [[nodiscard]] TimeNs next_end() const noexcept;
   void learn_cost(const StepCost& cost) noexcept { cost_ = cost.is_known() ? cost : cost_; }

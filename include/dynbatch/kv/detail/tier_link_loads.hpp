@@ -9,7 +9,7 @@ namespace detail {
 
 template <class Tier>
 bool TierLink<Tier>::awaits(const SequenceContentView& content, std::int64_t total,
-                            std::int64_t best, const PrefixMatch& match, HostPool& host,
+                            std::int64_t best, PrefixMatch& match, HostPool& host,
                             LoadWait& wait) noexcept {
   constexpr std::int32_t kMaxWaits = 8;
   const bool is_first = wait.num_waits == 0;
@@ -55,6 +55,7 @@ bool TierLink<Tier>::awaits(const SequenceContentView& content, std::int64_t tot
     chain_.copy(content, root, first, keys_of(*load).first(static_cast<std::size_t>(count)));
     if (!begin(*load, TierVerb::Query, {})) {
       host.release(row_of(*load));
+      match = host.match(content, total * block_size_);  // same blocks, and valid again
       return false;
     }
     load->phase = Phase::Asking;
