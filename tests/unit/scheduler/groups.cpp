@@ -32,6 +32,7 @@ struct GroupOptions {
   std::int64_t spare = 100;
   std::int64_t budget = 64;
   std::int32_t drafts = 0;
+  std::int32_t plans = 1;
   std::vector<GroupSpec> executor{};
 };
 
@@ -40,16 +41,18 @@ Expected<Grouped> make(const GroupOptions& o) {
   caps.max_tokens = 256;
   caps.max_sequences = 6;
   caps.groups = o.executor;
+  caps.future_tokens = o.plans > 1;
   GroupedPool<>::Config pool;
   pool.pool = {.num_blocks = o.blocks, .block_size = 4};
   for (std::size_t i = 0; i < o.further.size(); ++i) {
     pool.groups[i] = {o.further[i], o.spare + GroupedPool<>::blocks_needed(
                                                   o.further[i], {.max_rows = 6,
                                                                  .max_context_tokens = 4 * o.blocks,
+                                                                 .max_plans_in_flight = o.plans,
                                                                  .max_step_tokens = 256})};
   }
   pool.snapshot_interval_tokens = o.interval;
-  return Grouped::make({.max_draft_tokens = o.drafts}, caps,
+  return Grouped::make({.max_plans_in_flight = o.plans, .max_draft_tokens = o.drafts}, caps,
                        TokenBudgetSizer(TokenBudgetSizer::Config{.budget = o.budget}), NoSplit{},
                        NullBalancer{}, GroupedPool<>(pool), FcfsAdmission{});
 }
@@ -357,6 +360,32 @@ TEST_CASE("Samples fork windows and states, and start over if their copies were 
     CHECK(s.stats().finished == 1);
     CHECK(s.pool().group_stats(1).referenced_blocks == 0);
   }
+}
+
+TEST_CASE("A sample gets the block of the one that it was forked from and that ended meanwhile") {
+  // Four blocks hold the prompt and one output. The fork is made when a plan in flight has the
+  // last.
+  auto made = make({.further = {kWindow}, .blocks = 4, .plans = 2});
+  REQUIRE(made);
+  Grouped s = std::move(made).value();
+  SmallRequest r(1, 12, 2);
+  r.request.num_samples = 2;
+  REQUIRE(s.submit(r.view()));
+  const StepPlan& prompt = planned(s);
+  const StepPlan& decode = planned(s);
+  CHECK(decode.chunks.size() == 1);
+  REQUIRE(settle(s, prompt));
+  REQUIRE(settle(s, decode));  // the first sample has both outputs
+  for (int i = 0; i < 20 && s.stats().live > 0; ++i) {
+    const StepPlan* plan = s.plan(TimeNs{});
+    if (plan != nullptr) {
+      REQUIRE(settle(s, *plan));
+    }
+    drain_events(s);
+    REQUIRE(s.check());
+  }
+  CHECK(s.stats().finished == 1);
+  CHECK(s.stats().live == 0);
 }
 
 TEST_CASE("Without further groups fronts of blocks are copied, and their sources let go") {

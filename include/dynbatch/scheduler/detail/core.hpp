@@ -136,6 +136,7 @@ class SchedulerCore {
   std::int32_t take_row(std::uint32_t slot) noexcept;
   void detach_row(std::int32_t row, bool requeue) noexcept;
   void finish_detach(std::int32_t row) noexcept;
+  [[nodiscard]] std::int32_t lent_tokens(std::int32_t row) const noexcept;
   void set_phase(std::int32_t row, RowPhase phase) noexcept;
   void roll_back(std::int32_t row, std::int32_t position, std::int32_t pending,
                  RowPhase phase) noexcept;

@@ -173,7 +173,10 @@ void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
   RowState& r = rows_[static_cast<std::size_t>(row)];
   if (r.lent > 0) {
     if (has_more_groups()) {
-      r.planned = r.committed;
+      // A fork without a rest in the first group may wait for a block, which must not be one that
+      // only this row keeps.
+      r.planned = min_of(r.committed, lent_tokens(row));
+      policies_.pool.truncate(Row{row}, r.planned);
       advance_groups(row);
     }
     return;  // a fork has still to copy from its blocks: drop_fork() comes back to this
@@ -188,6 +191,22 @@ void SchedulerCore<P>::finish_detach(std::int32_t row) noexcept {
     desk_[slot].row = kNoRow;
     enqueue(slot);
   }
+}
+
+/// Leading positions of a row that forks have still to copy from.
+template <class P>
+std::int32_t SchedulerCore<P>::lent_tokens(std::int32_t row) const noexcept {
+  std::int32_t tokens = 0;
+  const auto see = [&](const FixedVector<ForkCopy>& forks) noexcept {
+    for (const ForkCopy& fork : forks) {
+      tokens = fork.source.value == row ? max_of(tokens, fork.tokens) : tokens;
+    }
+  };
+  see(fork_copies_);
+  for (std::int32_t i = 0; i < num_in_flight_; ++i) {
+    see(plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)].forks);
+  }
+  return tokens;
 }
 
 /// One copy less needs the row's blocks: with the last one they may go.
