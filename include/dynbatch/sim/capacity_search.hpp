@@ -25,19 +25,8 @@ class CapacitySearch {
 
   [[nodiscard]] DYNBATCH_API double next() const noexcept;
   /// The attainment at next(). True if that scale is the best so far.
-  bool report(double attainment) noexcept {
-    const double scale = next();
-    ++num_trials_;
-    const bool is_good = attainment >= config_.attainment;
-    (is_good ? good_ : bad_) = scale;
-    return is_good;
-  }
-  [[nodiscard]] bool is_done() const noexcept {
-    if (good_ == 0.0 || bad_ == 0.0) {
-      return bad_ != 0.0 ? next() < config_.smallest : next() > config_.largest;
-    }
-    return bad_ <= good_ * (1.0 + config_.precision);
-  }
+  DYNBATCH_API bool report(double attainment) noexcept;
+  [[nodiscard]] DYNBATCH_API bool is_done() const noexcept;
   /// The largest scale tried that meets the attainment; 0 = none.
   [[nodiscard]] double scale() const noexcept { return good_; }
   /// False if even the largest scale met it: there is no upper bound then.

@@ -2,6 +2,7 @@
 /// \file
 /// Data-parallel ranks that step together, and padding to captured sizes.
 #include <dynbatch/base/random.hpp>
+#include <dynbatch/batch/priority_aging.hpp>
 #include <dynbatch/microbatch/equal_tokens.hpp>
 
 #include "small_host.hpp"
@@ -114,6 +115,52 @@ TEST_CASE("Four ranks agree on every step, also those without work") {
       CHECK(rank.stats().finished > 0);
     }
   }
+}
+
+TEST_CASE("Dummy plans in flight do not keep a row from giving way") {
+  // The newer request is the better one; in its prompt it takes what the older one's decode needs.
+  // The older one is then the victim that asks itself, while a dummy plan is always in flight.
+  using Ranked = Scheduler<TokenBudgetSizer, NoSplit, NullBalancer, BlockPool<>, PriorityAging>;
+  Capabilities caps;
+  caps.max_sequences = 4;
+  AdmissionRules rules;
+  rules.reserve = AdmissionRules::Reserve::FirstChunk;
+  rules.max_chunk_tokens = 4;
+  auto made = Ranked::make({.max_plans_in_flight = 2, .num_ranks = 2}, caps,
+                           TokenBudgetSizer(TokenBudgetSizer::Config{.budget = 64}), NoSplit{},
+                           NullBalancer{}, BlockPool<>({.num_blocks = 6, .block_size = 4}),
+                           PriorityAging(PriorityAging::Config{.rules = rules}));
+  REQUIRE(made.has_value());
+  Ranked s = std::move(made).value();
+  SmallRequest worse(1, 8, 12);
+  SmallRequest better(2, 16, 4);
+  better.request.priority = -1;
+  REQUIRE(s.submit(worse.view()));
+  std::deque<const StepPlan*> in_flight;
+  std::uint64_t preemptions = 0;
+  for (int i = 0; i < 200 && (i < 10 || s.stats().live > 0); ++i) {
+    if (i == 3) {
+      REQUIRE(s.submit(better.view()));
+    }
+    const StepPlan* plan = s.plan(TimeNs{i});
+    REQUIRE(plan != nullptr);
+    const RankSummary summaries[] = {s.summary(*plan), RankSummary{}};
+    REQUIRE(s.seal(*plan, summaries));
+    in_flight.push_back(plan);
+    if (in_flight.size() == 2) {
+      std::vector<Token> tokens(static_cast<std::size_t>(in_flight.front()->num_samples), 1);
+      StepResult result;
+      result.tokens = tokens;
+      REQUIRE(s.commit(*in_flight.front(), result, TimeNs{i}));
+      in_flight.pop_front();
+    }
+    Event events[16];
+    while (s.poll(events) == std::size(events)) {
+    }
+    preemptions = s.stats().preemptions;
+  }
+  CHECK(s.stats().finished == 2);
+  CHECK(preemptions > 0);
 }
 
 TEST_CASE("When no rank has work the seal says so") {

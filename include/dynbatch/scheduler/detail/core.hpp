@@ -383,6 +383,14 @@ class SchedulerCore {
     return config_.flight_log_prompts ? plan_digest(plan) : decision_digest(plan);
   }
 
+  /// In lock-step a rank without work always has a dummy plan in flight.
+  [[nodiscard]] bool has_chunks_in_flight() noexcept {
+    bool found = false;
+    for (std::int32_t i = 0; i < num_in_flight_; ++i) {
+      found = found || in_flight_plan(i).num_chunks > 0;
+    }
+    return found;
+  }
   PlanRecord& in_flight_plan(std::int32_t i) noexcept {
     return plans_[static_cast<std::size_t>((oldest_ + i) % config_.max_plans_in_flight)];
   }

@@ -40,7 +40,7 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
     }
     if (candidates_.empty()) {
       const RowState& r = rows_[static_cast<std::size_t>(row)];
-      if (r.is_beam && num_in_flight_ == 0 && num_draining_ == 0 && record.num_chunks == 0) {
+      if (r.is_beam && !has_chunks_in_flight() && num_draining_ == 0 && record.num_chunks == 0) {
         // The pool has shrunk since: what was kept for the beams is gone.
         end_request(r.slot, EventKind::Finished, FinishReason::Capacity, Errc::Ok, now_);
       }
@@ -48,7 +48,7 @@ bool SchedulerCore<P>::make_room(PlanRecord& record, std::int32_t row, std::int6
     }
     const std::int32_t victim = choose_victim();
     if (victim == row) {
-      if (num_in_flight_ > 0 || num_draining_ > 0) {
+      if (has_chunks_in_flight() || num_draining_ > 0) {
         return false;  // blocks come back when plans in flight are settled
       }
       RowState& r = rows_[static_cast<std::size_t>(row)];
