@@ -312,6 +312,19 @@ TEST_CASE("BlockPool hides what a row computed from a forgotten block, though a 
   CHECK(pool.check().is_ok());
 }
 
+TEST_CASE("BlockPool counts held blocks as busy when it looks up a path again") {
+  BlockPool<> pool = make_pool(16);
+  const Content content(count_from(1, 12), 16);
+  REQUIRE(admit(pool, Row{0}, content) == 0);
+  pool.release(Row{0});
+  SequenceContentView view = content.view();
+  view.version = 1;
+  REQUIRE(pool.match(view, 12).idle_blocks == 3);
+  const BlockId first = pool.matched()[0];
+  REQUIRE(pool.hold(Row{1}, {&first, 1}));
+  CHECK(pool.match(view, 12).idle_blocks == 2);
+}
+
 TEST_CASE("BlockPool shares digest prompts in whole units") {
   auto pool = make_pool(16);
   const std::vector<ContentDigest> digests{{1, 1}, {2, 2}, {3, 3}};
