@@ -63,7 +63,6 @@ bool BlockPool<Eviction, Hash>::hold(Row row, std::span<const BlockId> blocks) n
     std::memcpy(static_cast<void*>(table_of(row)), blocks.data(), blocks.size_bytes());
     ++idle_changes_;
     store_.add_references(blocks);
-    ++idle_changes_;
   }
   state_of(row) = RowState{};
   state_of(row).length = static_cast<std::int32_t>(blocks.size());
