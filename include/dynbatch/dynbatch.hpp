@@ -85,12 +85,12 @@
 #include <dynbatch/model/step_cost.hpp>
 #include <dynbatch/model/step_plan.hpp>
 #include <dynbatch/model/step_result.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/flight_record.hpp>
 #include <dynbatch/scheduler/flight_recorder.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 #include <dynbatch/scheduler/presets/sglang.hpp>
 #include <dynbatch/scheduler/presets/tgi.hpp>
 #include <dynbatch/scheduler/presets/triton.hpp>

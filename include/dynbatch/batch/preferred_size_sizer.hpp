@@ -7,12 +7,12 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/detail/fixed_limits.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -68,30 +68,17 @@ class PreferredSizeSizer {
   }
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
-    BatchLimits out = ceiling();
-    const std::int32_t rows = max_of(in.max_sequences, 1);
-    std::int32_t batch = min_of(out.max_decode_sequences, rows);
-    out.max_tokens = min_of(out.max_tokens, max_of<std::int64_t>(in.max_tokens, 1));
-    out.max_prefill_tokens = out.max_tokens;
+    BatchLimits out = detail::within_executor(ceiling(), in);
     if (in.num_decoding == 0 && in.num_prefilling == 0 && in.num_waiting > 0) {
-      batch = next_batch(in, batch, out.not_before);
+      out.max_decode_sequences = next_batch(in, out.max_decode_sequences, out.not_before);
+      out.max_prefill_sequences = out.max_decode_sequences;
     }
-    out.max_decode_sequences = batch;
-    out.max_prefill_sequences = batch;
     return out;
   }
   void observe(const StepFeedback& /*feedback*/) noexcept {}
 
   [[nodiscard]] BatchLimits ceiling() const noexcept {
-    BatchLimits out;
-    out.max_decode_sequences = config_.max_batch_size > 0
-                                   ? config_.max_batch_size
-                                   : std::numeric_limits<std::int32_t>::max();
-    out.max_prefill_sequences = out.max_decode_sequences;
-    out.max_tokens =
-        config_.max_tokens > 0 ? config_.max_tokens : std::numeric_limits<std::int64_t>::max();
-    out.max_prefill_tokens = out.max_tokens;
-    return out;
+    return detail::fixed_limits(config_.max_batch_size, config_.max_tokens);
   }
   [[nodiscard]] StepCost cost() const noexcept { return {}; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }

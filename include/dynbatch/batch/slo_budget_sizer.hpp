@@ -7,6 +7,7 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/detail/fixed_limits.hpp>
 #include <dynbatch/batch/step_time_fit.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
@@ -56,11 +57,7 @@ class SloBudgetSizer {
   }
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
-    BatchLimits out = ceiling();
-    const std::int32_t rows = max_of(in.max_sequences, 1);
-    out.max_decode_sequences = min_of(out.max_decode_sequences, rows);
-    out.max_tokens = min_of(out.max_tokens, max_of<std::int64_t>(in.max_tokens, 1));
-    out.max_prefill_tokens = out.max_tokens;
+    BatchLimits out = detail::within_executor(ceiling(), in);
     bound_ = SizerBound::Cap;
     const StepCost& cost = fit_.cost();
     if (in.least_tpot < kUnbounded && cost.is_known()) {
@@ -74,7 +71,6 @@ class SloBudgetSizer {
           clamp_to(prefill_within(in, cost, budget),
                    min_of(config_.min_prefill_tokens, out.max_tokens), out.max_tokens);
     }
-    out.max_prefill_sequences = min_of(out.max_prefill_sequences, rows);
     return out;
   }
   void observe(const StepFeedback& feedback) noexcept {
@@ -82,12 +78,7 @@ class SloBudgetSizer {
   }
 
   [[nodiscard]] BatchLimits ceiling() const noexcept {
-    BatchLimits out;
-    out.max_decode_sequences = config_.max_sequences;
-    out.max_prefill_sequences = config_.max_sequences;
-    out.max_tokens = config_.max_tokens;
-    out.max_prefill_tokens = config_.max_tokens;
-    return out;
+    return detail::fixed_limits(config_.max_sequences, config_.max_tokens);
   }
   [[nodiscard]] StepCost cost() const noexcept { return fit_.cost(); }
   [[nodiscard]] SizerBound bound() const noexcept { return bound_; }

@@ -4,12 +4,11 @@
 /// StaticSizer: a fixed number of sequences a batch, as request-level engines have it.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
-#include <dynbatch/base/math.hpp>
+#include <dynbatch/batch/detail/fixed_limits.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
 #include <cstdint>
-#include <limits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -41,25 +40,12 @@ class StaticSizer {
   }
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
-    BatchLimits out = ceiling();
-    const std::int32_t rows = max_of(in.max_sequences, 1);
-    const std::int64_t tokens = max_of<std::int64_t>(in.max_tokens, 1);
-    out.max_prefill_sequences = min_of(out.max_prefill_sequences, rows);
-    out.max_decode_sequences = min_of(out.max_decode_sequences, rows);
-    out.max_tokens = min_of(out.max_tokens, tokens);
-    out.max_prefill_tokens = out.max_tokens;
-    return out;
+    return detail::within_executor(ceiling(), in);
   }
   void observe(const StepFeedback& /*feedback*/) noexcept {}
 
   [[nodiscard]] BatchLimits ceiling() const noexcept {
-    BatchLimits out;
-    out.max_prefill_sequences = config_.batch;
-    out.max_decode_sequences = config_.batch;
-    out.max_tokens =
-        config_.max_tokens > 0 ? config_.max_tokens : std::numeric_limits<std::int64_t>::max();
-    out.max_prefill_tokens = out.max_tokens;
-    return out;
+    return detail::fixed_limits(config_.batch, config_.max_tokens);
   }
   [[nodiscard]] StepCost cost() const noexcept { return {}; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }

@@ -6,12 +6,12 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/batch/detail/fixed_limits.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -92,20 +92,17 @@ class TableTunerSizer {
   }
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
-    BatchLimits out = ceiling();
-    const std::int32_t rows = max_of(in.max_sequences, 1);
-    std::int64_t batch = min_of(out.max_decode_sequences, rows);
+    BatchLimits out = detail::within_executor(ceiling(), in);
+    std::int64_t batch = out.max_decode_sequences;
     if (config_.tunes_batch_size) {
       batch = min_of(batch, tuned_batch(in));
+      out.max_decode_sequences = static_cast<std::int32_t>(batch);
+      out.max_prefill_sequences = out.max_decode_sequences;
     }
-    std::int64_t tokens = min_of(out.max_tokens, max_of<std::int64_t>(in.max_tokens, 1));
     if (config_.tunes_num_tokens) {
-      tokens = min_of(tokens, tokens_for(batch, inputs_, outputs_));
+      out.max_tokens = min_of(out.max_tokens, tokens_for(batch, inputs_, outputs_));
+      out.max_prefill_tokens = out.max_tokens;
     }
-    out.max_decode_sequences = static_cast<std::int32_t>(batch);
-    out.max_prefill_sequences = out.max_decode_sequences;
-    out.max_tokens = tokens;
-    out.max_prefill_tokens = tokens;
     return out;
   }
 
@@ -127,15 +124,7 @@ class TableTunerSizer {
   }
 
   [[nodiscard]] BatchLimits ceiling() const noexcept {
-    BatchLimits out;
-    out.max_decode_sequences = config_.max_batch_size > 0
-                                   ? config_.max_batch_size
-                                   : std::numeric_limits<std::int32_t>::max();
-    out.max_prefill_sequences = out.max_decode_sequences;
-    out.max_tokens = config_.max_num_tokens > 0 ? config_.max_num_tokens
-                                                : std::numeric_limits<std::int64_t>::max();
-    out.max_prefill_tokens = out.max_tokens;
-    return out;
+    return detail::fixed_limits(config_.max_batch_size, config_.max_num_tokens);
   }
   [[nodiscard]] StepCost cost() const noexcept { return {}; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }

@@ -4,12 +4,11 @@
 /// TokenBudgetSizer: one token budget a step in which decodes count, the rule of vLLM V1.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
-#include <dynbatch/base/math.hpp>
+#include <dynbatch/batch/detail/fixed_limits.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
 
 #include <cstdint>
-#include <limits>
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
@@ -40,25 +39,12 @@ class TokenBudgetSizer {
   }
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
-    BatchLimits out = ceiling();
-    const std::int32_t rows = max_of(in.max_sequences, 1);
-    const std::int64_t tokens = max_of<std::int64_t>(in.max_tokens, 1);
-    out.max_prefill_sequences = min_of(out.max_prefill_sequences, rows);
-    out.max_decode_sequences = min_of(out.max_decode_sequences, rows);
-    out.max_tokens = min_of(out.max_tokens, tokens);
-    out.max_prefill_tokens = out.max_tokens;
-    return out;
+    return detail::within_executor(ceiling(), in);
   }
   void observe(const StepFeedback& /*feedback*/) noexcept {}
 
   [[nodiscard]] BatchLimits ceiling() const noexcept {
-    BatchLimits out;
-    out.max_decode_sequences = config_.max_sequences > 0 ? config_.max_sequences
-                                                         : std::numeric_limits<std::int32_t>::max();
-    out.max_prefill_sequences = out.max_decode_sequences;
-    out.max_tokens = config_.budget;
-    out.max_prefill_tokens = config_.budget;
-    return out;
+    return detail::fixed_limits(config_.max_sequences, config_.budget);
   }
   [[nodiscard]] StepCost cost() const noexcept { return {}; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }

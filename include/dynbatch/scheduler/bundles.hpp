@@ -7,9 +7,7 @@
 #include <dynbatch/batch/dynamic_sizer.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
 #include <dynbatch/batch/static_sizer.hpp>
-#include <dynbatch/batch/token_budget_sizer.hpp>
-#include <dynbatch/expert/null_balancer.hpp>
-#include <dynbatch/microbatch/no_split.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
 #include <dynbatch/scheduler/presets/sglang.hpp>
 #include <dynbatch/scheduler/presets/tgi.hpp>
@@ -28,17 +26,13 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// Request-level batches: a batch starts when the engine is idle, whole prompts in one step, and
 /// ends as a whole; finished rows stay as padding. The baseline that continuous batching is
 /// measured by.
-struct StaticBundle {
-  using Sizer = StaticSizer;
-  using Splitter = NoSplit;
-  using Balancer = NullBalancer;
-  using Admission = FcfsAdmission;
+struct StaticBundle : BundleBase<StaticSizer, FcfsAdmission> {
   static constexpr const char* kName = "static";
   static constexpr const char* kOptions = "batch";
 
-  StaticSizer::Config sizer{};
-  FcfsAdmission::Config admission{
-      .compose = FcfsAdmission::Compose::BatchUntilEmpty, .split_prompts = false, .max_bypass = 0};
+  constexpr StaticBundle() noexcept {
+    admission = {.compose = Compose::BatchUntilEmpty, .split_prompts = false, .max_bypass = 0};
+  }
 
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
@@ -47,37 +41,18 @@ struct StaticBundle {
     }
     return {Errc::InvalidArgument, "option", 0, 0, "unknown option; static knows: batch"};
   }
-  [[nodiscard]] constexpr Status validate() const noexcept {
-    const Status status = sizer.validate();
-    return status ? admission.validate() : status;
-  }
-  [[nodiscard]] Sizer make_sizer() const { return Sizer(sizer); }
-  [[nodiscard]] Splitter make_splitter() const { return {}; }
-  [[nodiscard]] Balancer make_balancer() const { return {}; }
-  [[nodiscard]] Admission make_admission() const { return Admission(admission); }
 };
 
 /// The rules of vLLM V1: one token budget a step, decodes first, prompts in chunks, the whole
 /// prompt must fit at admission, no headroom, nobody passes the head of the queue.
-struct ChunkedBundle {
-  using Sizer = TokenBudgetSizer;
-  using Splitter = NoSplit;
-  using Balancer = NullBalancer;
-  using Admission = FcfsAdmission;
+struct ChunkedBundle : BudgetBundle {
   static constexpr const char* kName = "chunked";
   static constexpr const char* kOptions = "budget, max_seqs, watermark_permille";
 
-  TokenBudgetSizer::Config sizer{};
-  FcfsAdmission::Config admission{.max_bypass = 0, .requeue_blocks = 0};
-
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
-    if (key == "budget") {
-      return detail::parse_option(value, "budget", std::int64_t{1}, detail::kMostInt64,
-                                  sizer.budget);
-    }
-    if (key == "max_seqs") {
-      return detail::parse_option(value, "max_seqs", 1, detail::kMostInt32, sizer.max_sequences);
+    if (is_budget_option(key)) {
+      return set_budget(key, value);
     }
     if (key == "watermark_permille") {
       return detail::parse_option(value, "watermark_permille", 0, 999,
@@ -86,29 +61,16 @@ struct ChunkedBundle {
     return {Errc::InvalidArgument, "option", 0, 0,
             "unknown option; chunked knows: budget, max_seqs, watermark_permille"};
   }
-  [[nodiscard]] constexpr Status validate() const noexcept {
-    const Status status = sizer.validate();
-    return status ? admission.validate() : status;
-  }
-  [[nodiscard]] Sizer make_sizer() const { return Sizer(sizer); }
-  [[nodiscard]] Splitter make_splitter() const { return {}; }
-  [[nodiscard]] Balancer make_balancer() const { return {}; }
-  [[nodiscard]] Admission make_admission() const { return Admission(admission); }
 };
 
 /// The default: batch sizes from memory, service level and queue, decodes first, some headroom.
-struct DynbatchBundle {
-  using Sizer = DynamicSizer;
-  using Splitter = NoSplit;
-  using Balancer = NullBalancer;
-  using Admission = FcfsAdmission;
+struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
   static constexpr const char* kName = "dynbatch";
   static constexpr const char* kOptions =
       "alpha, max_prefill_tokens, min_prefill_tokens, max_prefill_seqs, max_decode_seqs, "
       "recovery_tokens, watermark_permille, max_bypass";
 
-  DynamicSizer::Config sizer{};
-  FcfsAdmission::Config admission{.watermark_permille = 40};
+  constexpr DynbatchBundle() noexcept { admission.watermark_permille = 40; }
 
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
@@ -150,14 +112,6 @@ struct DynbatchBundle {
             "unknown option; dynbatch knows: alpha, max_prefill_tokens, min_prefill_tokens, "
             "max_prefill_seqs, max_decode_seqs, recovery_tokens, watermark_permille, max_bypass"};
   }
-  [[nodiscard]] constexpr Status validate() const noexcept {
-    const Status status = sizer.validate();
-    return status ? admission.validate() : status;
-  }
-  [[nodiscard]] Sizer make_sizer() const { return Sizer(sizer); }
-  [[nodiscard]] Splitter make_splitter() const { return {}; }
-  [[nodiscard]] Balancer make_balancer() const { return {}; }
-  [[nodiscard]] Admission make_admission() const { return Admission(admission); }
 };
 
 /// The names that with_bundle() knows.

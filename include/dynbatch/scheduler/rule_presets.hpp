@@ -6,8 +6,7 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
-#include <dynbatch/expert/null_balancer.hpp>
-#include <dynbatch/microbatch/no_split.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
 
 #include <cstdint>
@@ -15,80 +14,59 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// What the presets below share: a token budget a step, first come first served, nobody passes the
-/// head of the queue, a preempted request comes back as soon as it fits.
-template <class Derived>
-struct BudgetPreset {  // NOLINT(bugprone-crtp-constructor-accessibility): bundles are aggregates
-  using Sizer = TokenBudgetSizer;
-  using Splitter = NoSplit;
-  using Balancer = NullBalancer;
-  using Admission = FcfsAdmission;
-
-  [[nodiscard]] constexpr Status validate() const noexcept {
-    const Status status = self().sizer.validate();
-    return status ? self().admission.validate() : status;
-  }
-  [[nodiscard]] Sizer make_sizer() const { return Sizer(self().sizer); }
-  [[nodiscard]] Splitter make_splitter() const { return {}; }
-  [[nodiscard]] Balancer make_balancer() const { return {}; }
-  [[nodiscard]] Admission make_admission() const { return Admission(self().admission); }
+/// What bundles of one rule share: a token budget a step, first come first served.
+struct BudgetBundle : BundleBase<TokenBudgetSizer, FcfsAdmission> {
+  constexpr BudgetBundle() noexcept { admission = kStrict; }
 
  protected:
-  /// Options "budget" and "max_seqs"; false if `key` is neither.
-  [[nodiscard]] constexpr bool set_sizer(std::string_view key, std::string_view value,
-                                         Status& status) noexcept {
-    TokenBudgetSizer::Config& sizer = static_cast<Derived&>(*this).sizer;
-    if (key == "budget") {
-      status =
-          detail::parse_option(value, "budget", std::int64_t{1}, detail::kMostInt64, sizer.budget);
-      return true;
-    }
-    if (key == "max_seqs") {
-      status = detail::parse_option(value, "max_seqs", 1, detail::kMostInt32, sizer.max_sequences);
-      return true;
-    }
-    return false;
+  /// The presets of peers begin with the budget that these have by default.
+  constexpr BudgetBundle(const AdmissionRules& rules, std::int64_t budget) noexcept {
+    sizer.budget = budget;
+    admission = rules;
   }
-
- private:
-  [[nodiscard]] constexpr const Derived& self() const noexcept {
-    return static_cast<const Derived&>(*this);
+  [[nodiscard]] static constexpr bool is_budget_option(std::string_view key) noexcept {
+    return key == "budget" || key == "max_seqs";
+  }
+  [[nodiscard]] constexpr Status set_budget(std::string_view key, std::string_view value) noexcept {
+    return key == "budget" ? detail::parse_option(value, "budget", std::int64_t{1},
+                                                  detail::kMostInt64, sizer.budget)
+                           : detail::parse_option(value, "max_seqs", 1, detail::kMostInt32,
+                                                  sizer.max_sequences);
   }
 };
 
 /// Orca: KV for the whole request is reserved at admission (prompt + the most it may produce, or
 /// `reserve` tokens in total, prompt included), prompts run in steps of their own of up to 8,192
 /// tokens. `mixed` runs prompts and decodes in one step, as published.
-struct OrcaBundle : BudgetPreset<OrcaBundle> {
+struct OrcaBundle : BudgetBundle {
   static constexpr const char* kName = "orca";
   static constexpr const char* kOptions = "reserve, mixed, budget, max_seqs";
 
-  TokenBudgetSizer::Config sizer{.budget = 8192};
-  FcfsAdmission::Config admission{.compose = FcfsAdmission::Compose::PrefillFirst,
-                                  .reserve = FcfsAdmission::Reserve::NoEvict,
-                                  .max_bypass = 0,
-                                  .requeue_blocks = 0};
+  constexpr OrcaBundle() noexcept
+      : BudgetBundle({.compose = Compose::PrefillFirst,
+                      .reserve = Reserve::NoEvict,
+                      .max_bypass = 0,
+                      .requeue_blocks = 0},
+                     8192) {}
 
   [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
     return key == "mixed";
   }
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
-    Status status;
-    if (set_sizer(key, value, status)) {
-      return status;
+    if (is_budget_option(key)) {
+      return set_budget(key, value);
     }
     if (key == "reserve") {
-      status = detail::parse_option(value, "reserve", std::int64_t{1}, detail::kMostInt64,
-                                    admission.reserve_tokens);
-      admission.reserve = status ? FcfsAdmission::Reserve::Fixed : admission.reserve;
+      const Status status = detail::parse_option(value, "reserve", std::int64_t{1},
+                                                 detail::kMostInt64, admission.reserve_tokens);
+      admission.reserve = status ? Reserve::Fixed : admission.reserve;
       return status;
     }
     if (key == "mixed") {
-      bool is_mixed = admission.compose == FcfsAdmission::Compose::DecodeFirst;
-      status = detail::parse_option(value, "mixed", is_mixed);
-      admission.compose =
-          is_mixed ? FcfsAdmission::Compose::DecodeFirst : FcfsAdmission::Compose::PrefillFirst;
+      bool is_mixed = admission.compose == Compose::DecodeFirst;
+      const Status status = detail::parse_option(value, "mixed", is_mixed);
+      admission.compose = is_mixed ? Compose::DecodeFirst : Compose::PrefillFirst;
       return status;
     }
     return {Errc::InvalidArgument, "option", 0, 0,
@@ -99,24 +77,24 @@ struct OrcaBundle : BudgetPreset<OrcaBundle> {
 /// The rules of vLLM V0: prompts in steps of their own of up to 8,192 tokens, decodes only when no
 /// prompt can run, 1 % of the pool left free by an admission. split=0 runs prompts whole only and
 /// refuses those beyond the budget.
-struct PrefillFirstBundle : BudgetPreset<PrefillFirstBundle> {
+struct PrefillFirstBundle : BudgetBundle {
   static constexpr const char* kName = "prefill_first";
   static constexpr const char* kOptions = "budget, max_seqs, watermark_permille, split";
 
-  TokenBudgetSizer::Config sizer{.budget = 8192};
-  FcfsAdmission::Config admission{.compose = FcfsAdmission::Compose::PrefillFirst,
-                                  .watermark_permille = 40,
-                                  .max_bypass = 0,
-                                  .requeue_blocks = 0};
+  constexpr PrefillFirstBundle() noexcept
+      : BudgetBundle({.compose = Compose::PrefillFirst,
+                      .watermark_permille = 40,
+                      .max_bypass = 0,
+                      .requeue_blocks = 0},
+                     8192) {}
 
   [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
     return key == "split";
   }
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
-    Status status;
-    if (set_sizer(key, value, status)) {
-      return status;
+    if (is_budget_option(key)) {
+      return set_budget(key, value);
     }
     if (key == "watermark_permille") {
       return detail::parse_option(value, "watermark_permille", 0, 999,
@@ -131,23 +109,30 @@ struct PrefillFirstBundle : BudgetPreset<PrefillFirstBundle> {
 };
 
 /// What the bundles after TensorRT-LLM share: prompts run whole unless `chunked` is set.
-template <class Bundle>
-struct WholePromptPreset  // NOLINT(bugprone-crtp-constructor-accessibility): bundles are aggregates
-    : BudgetPreset<Bundle> {
+struct WholePromptBundle : BudgetBundle {
+  static constexpr const char* kOptions = "budget, max_seqs, chunked";
+
   [[nodiscard]] static constexpr bool is_flag(std::string_view key) noexcept {
     return key == "chunked";
   }
-  /// Sets one option; a typed error names the key (unknown keys: field "option").
-  [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
-    Status status;
-    if (this->set_sizer(key, value, status)) {
-      return status;
+
+ protected:
+  constexpr explicit WholePromptBundle(Reserve reserve) noexcept
+      : BudgetBundle({.reserve = reserve,
+                      .split_prompts = false,
+                      .chunk_unit = 0,
+                      .max_bypass = 0,
+                      .requeue_blocks = 0},
+                     8192) {}
+  [[nodiscard]] constexpr Status set_option(std::string_view key, std::string_view value,
+                                            const char* unknown) noexcept {
+    if (is_budget_option(key)) {
+      return set_budget(key, value);
     }
     if (key == "chunked") {
-      return detail::parse_option(value, "chunked",
-                                  static_cast<Bundle&>(*this).admission.split_prompts);
+      return detail::parse_option(value, "chunked", admission.split_prompts);
     }
-    return {Errc::InvalidArgument, "option", 0, 0, Bundle::kUnknownOption};
+    return {Errc::InvalidArgument, "option", 0, 0, unknown};
   }
 };
 
@@ -155,34 +140,26 @@ struct WholePromptPreset  // NOLINT(bugprone-crtp-constructor-accessibility): bu
 /// order, ended by the first that does not fit; decodes first, then prompts. `chunked` is its first
 /// come, first served context chunking, in whole blocks; without it a prompt longer than the budget
 /// is refused.
-struct NoEvictBundle : WholePromptPreset<NoEvictBundle> {
+struct NoEvictBundle : WholePromptBundle {
   static constexpr const char* kName = "no_evict";
-  static constexpr const char* kOptions = "budget, max_seqs, chunked";
-  static constexpr const char* kUnknownOption =
-      "unknown option; no_evict knows: budget, max_seqs, chunked";
 
-  TokenBudgetSizer::Config sizer{.budget = 8192};
-  FcfsAdmission::Config admission{.reserve = FcfsAdmission::Reserve::NoEvict,
-                                  .split_prompts = false,
-                                  .chunk_unit = 0,
-                                  .max_bypass = 0,
-                                  .requeue_blocks = 0};
+  constexpr NoEvictBundle() noexcept : WholePromptBundle(Reserve::NoEvict) {}
+  /// Sets one option; a typed error names the key (unknown keys: field "option").
+  [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
+    return set_option(key, value, "unknown option; no_evict knows: budget, max_seqs, chunked");
+  }
 };
 
 /// TensorRT-LLM's MAX_UTILIZATION: a request starts as soon as blocks for its next step are there;
 /// when they run out the last started gives way, until the step fits.
-struct MaxUtilBundle : WholePromptPreset<MaxUtilBundle> {
+struct MaxUtilBundle : WholePromptBundle {
   static constexpr const char* kName = "max_util";
-  static constexpr const char* kOptions = "budget, max_seqs, chunked";
-  static constexpr const char* kUnknownOption =
-      "unknown option; max_util knows: budget, max_seqs, chunked";
 
-  TokenBudgetSizer::Config sizer{.budget = 8192};
-  FcfsAdmission::Config admission{.reserve = FcfsAdmission::Reserve::FirstChunk,
-                                  .split_prompts = false,
-                                  .chunk_unit = 0,
-                                  .max_bypass = 0,
-                                  .requeue_blocks = 0};
+  constexpr MaxUtilBundle() noexcept : WholePromptBundle(Reserve::FirstChunk) {}
+  /// Sets one option; a typed error names the key (unknown keys: field "option").
+  [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
+    return set_option(key, value, "unknown option; max_util knows: budget, max_seqs, chunked");
+  }
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

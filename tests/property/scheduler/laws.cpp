@@ -11,6 +11,21 @@
 using namespace dynbatch;
 using namespace dynbatch::test;
 
+namespace {
+
+constexpr int kOperations = 400;
+
+void require_laws(LawRun& run, const LawMix& mix, std::uint64_t seed) {
+  INFO(mix.name() << ", seed " << seed);
+  run.run();
+  for (const std::string& error : run.errors()) {
+    UNSCOPED_INFO(error);
+  }
+  REQUIRE(run.errors().empty());
+}
+
+}  // namespace
+
 TEST_CASE("The pairwise cover is small enough to run in full") {
   const std::vector<LawMix> cover = pairwise_cover();
   INFO(cover.size());
@@ -19,7 +34,6 @@ TEST_CASE("The pairwise cover is small enough to run in full") {
 
 TEST_CASE("All laws hold over the pairwise cover of policies") {
   const bool is_long = std::getenv("DYNBATCH_LONG") != nullptr;
-  constexpr int kOperations = 400;
   const std::uint64_t rounds = is_long ? 250 : 3;
   std::int64_t operations = 0;
   std::int64_t plans = 0;
@@ -33,13 +47,8 @@ TEST_CASE("All laws hold over the pairwise cover of policies") {
   std::int64_t group_copies = 0;
   for (const LawMix& mix : pairwise_cover()) {
     for (std::uint64_t seed = 1; seed <= rounds; ++seed) {
-      INFO(mix.name() << ", seed " << seed);
       LawRun run(mix, seed, kOperations);
-      run.run();
-      for (const std::string& error : run.errors()) {
-        UNSCOPED_INFO(error);
-      }
-      REQUIRE(run.errors().empty());
+      require_laws(run, mix, seed);
       operations += kOperations;
       plans += run.plans();
       preemptions += run.final_stats().preemptions;
@@ -78,13 +87,8 @@ TEST_CASE("All laws hold where fronts of blocks are copied, under every choice o
     mix.pool = kPools[mix.pool];
     mix.partial = 1;
     for (std::uint64_t seed = 11; seed < 11 + rounds; ++seed) {
-      INFO(mix.name() << ", seed " << seed);
-      LawRun run(mix, seed, 400);
-      run.run();
-      for (const std::string& error : run.errors()) {
-        UNSCOPED_INFO(error);
-      }
-      REQUIRE(run.errors().empty());
+      LawRun run(mix, seed, kOperations);
+      require_laws(run, mix, seed);
       copies += (mix.extras & 1) == 0 ? run.num_copies() : 0;  // else samples make some
       loads += run.num_loads();
     }
@@ -100,13 +104,8 @@ TEST_CASE("All laws hold with a store behind host memory, under every choice of 
   for (LawMix mix : pairwise_cover()) {
     mix.pool = 6;
     for (std::uint64_t seed = 21; seed < 21 + rounds; ++seed) {
-      INFO(mix.name() << ", seed " << seed);
-      LawRun run(mix, seed, 400);
-      run.run();
-      for (const std::string& error : run.errors()) {
-        UNSCOPED_INFO(error);
-      }
-      REQUIRE(run.errors().empty());
+      LawRun run(mix, seed, kOperations);
+      require_laws(run, mix, seed);
       fetched += run.tier_stats().fetched_blocks;
     }
   }
@@ -141,13 +140,8 @@ TEST_CASE("Mixes that once broke a law keep all of them") {
                          {{2, 1, 3, 1, 0, 3, 2, 2, 1, 4}, 32824},
                          {{1, 1, 4, 0, 3, 1, 2, 1, 1, 4}, 272}};
   for (const Found& f : found) {
-    INFO(f.mix.name() << ", seed " << f.seed);
-    LawRun run(f.mix, f.seed, 400);
-    run.run();
-    for (const std::string& error : run.errors()) {
-      UNSCOPED_INFO(error);
-    }
-    CHECK(run.errors().empty());
+    LawRun run(f.mix, f.seed, kOperations);
+    require_laws(run, f.mix, f.seed);
   }
 }
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dynbatch/batch/new_token_ratio_admission.hpp>
 
+#include "victims.hpp"
+
 #include <catch2/catch.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 using namespace dynbatch;
+using dynbatch::test::victim_among;
 
 namespace {
 
@@ -119,26 +122,14 @@ TEST_CASE("a retraction sets the ratio to what the others need", "[batch]") {
 }
 
 TEST_CASE("the shortest output gives way, of these the longest prompt", "[batch]") {
-  const auto victim_of = [](const NewTokenRatioAdmission& admission,
-                            const std::vector<AdmissionRequest>& running) {
-    return admission.victim(VictimList(
-        &running,
-        [](const void* context, std::int32_t index) noexcept {
-          VictimCandidate candidate;
-          candidate.request = (*static_cast<const std::vector<AdmissionRequest>*>(
-              context))[static_cast<std::size_t>(index)];
-          return candidate;
-        },
-        static_cast<std::int32_t>(running.size())));
-  };
   const NewTokenRatioAdmission admission;
-  CHECK(victim_of(admission, {request_of(10, 99, 5), request_of(10, 99, 3), request_of(40, 99, 3),
-                              request_of(40, 99, 3)}) == 2);
+  CHECK(victim_among(admission, {request_of(10, 99, 5), request_of(10, 99, 3),
+                                 request_of(40, 99, 3), request_of(40, 99, 3)}) == 2);
   NewTokenRatioAdmission::Config by_priority;
   by_priority.order.order = OrderedAdmission::Order::Priority;
   std::vector<AdmissionRequest> running{request_of(10, 99, 3), request_of(10, 99, 50)};
   running[1].priority = 4;
-  CHECK(victim_of(NewTokenRatioAdmission(by_priority), running) == 1);
+  CHECK(victim_among(NewTokenRatioAdmission(by_priority), running) == 1);
 }
 
 TEST_CASE("a ratio's configuration names what it refuses", "[batch]") {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dynbatch/batch/ordered_admission.hpp>
 
+#include "victims.hpp"
+
 #include <catch2/catch.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 using namespace dynbatch;
+using dynbatch::test::victim_among;
 
 namespace {
 
@@ -24,19 +27,6 @@ AdmissionRequest request_of(std::int64_t arrival_ms, std::int32_t priority = 0,
   request.max_new_tokens = max_new;
   request.prompt_length = 1000;
   return request;
-}
-
-std::int32_t victim_among(const OrderedAdmission& admission,
-                          const std::vector<AdmissionRequest>& running) {
-  return admission.victim(VictimList(
-      &running,
-      [](const void* context, std::int32_t index) noexcept {
-        VictimCandidate candidate;
-        candidate.request = (*static_cast<const std::vector<AdmissionRequest>*>(
-            context))[static_cast<std::size_t>(index)];
-        return candidate;
-      },
-      static_cast<std::int32_t>(running.size())));
 }
 
 }  // namespace

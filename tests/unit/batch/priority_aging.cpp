@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dynbatch/batch/priority_aging.hpp>
 
+#include "victims.hpp"
+
 #include <catch2/catch.hpp>
 #include <cstdint>
 #include <limits>
@@ -8,6 +10,7 @@
 #include <vector>
 
 using namespace dynbatch;
+using dynbatch::test::victim_among;
 
 namespace {
 
@@ -16,19 +19,6 @@ AdmissionRequest request_of(std::int32_t priority, std::int64_t arrival_ns) {
   request.priority = priority;
   request.arrival = {arrival_ns};
   return request;
-}
-
-std::int32_t victim_among(const PriorityAging& admission,
-                          const std::vector<AdmissionRequest>& running) {
-  return admission.victim(VictimList(
-      &running,
-      [](const void* context, std::int32_t index) noexcept {
-        VictimCandidate candidate;
-        candidate.request = (*static_cast<const std::vector<AdmissionRequest>*>(
-            context))[static_cast<std::size_t>(index)];
-        return candidate;
-      },
-      static_cast<std::int32_t>(running.size())));
 }
 
 }  // namespace

@@ -39,6 +39,15 @@ void require_clean(const StoreBench& bench) {
   REQUIRE(bench.errors.empty());
 }
 
+/// Another engine has stored the text; its operation is over.
+void store_elsewhere(ScriptTier& tier, const Content& text) {
+  StoreBench other(tier, {}, eager());
+  other.run_and_flush(text);
+  other.advance();
+  tier.finish(tier.ticket_of(TierVerb::Store), 99);
+  other.advance();
+}
+
 /// Others use up device and host memory.
 void crowd_out(StoreBench& bench, Token first, int times = 3) {
   for (int i = 0; i < times; ++i) {
@@ -213,12 +222,8 @@ TEST_CASE("Requests that share what is being loaded share one load") {
 TEST_CASE("Part of a load is its longest prefix") {
   for (std::int64_t good = 0; good <= 4; ++good) {
     ScriptTier tier;
-    StoreBench first(tier, {}, eager());
     const Content a = text(1);
-    first.run_and_flush(a);
-    first.advance();
-    tier.finish(tier.ticket_of(TierVerb::Store), 99);
-    first.advance();
+    store_elsewhere(tier, a);
     StoreBench bench(tier, {}, eager());
     LoadWait wait;
     REQUIRE(bench.asks(a, wait));
@@ -274,12 +279,8 @@ TEST_CASE("A miss is no reason to ask again") {
 
 TEST_CASE("What is computed faster than fetched is computed") {
   ScriptTier tier;
-  StoreBench first(tier, {}, eager());
   const Content a = text(1);
-  first.run_and_flush(a);
-  first.advance();
-  tier.finish(tier.ticket_of(TierVerb::Store), 99);
-  first.advance();
+  store_elsewhere(tier, a);
   TierConfig config = eager();
   config.token_ns = 1'000'000;  // 16 ms for 16 tokens
   StoreBench bench(tier, {.device = 5, .host = 5}, config);
@@ -318,12 +319,8 @@ TEST_CASE("What is computed faster than fetched is computed") {
 
 TEST_CASE("R22, a load that never ends is over at its deadline, and its slots stay lent") {
   ScriptTier tier;
-  StoreBench first(tier, {}, eager());
   const Content a = text(1);
-  first.run_and_flush(a);
-  first.advance();
-  tier.finish(tier.ticket_of(TierVerb::Store), 99);
-  first.advance();
+  store_elsewhere(tier, a);
   StoreBench bench(tier, {.device = 12, .host = 6}, eager());
   LoadWait wait;
   REQUIRE(bench.asks(a, wait));
@@ -448,12 +445,8 @@ TEST_CASE("A store that knows everything and delivers nothing is soon asked no m
 
 TEST_CASE("Nonsense from a tier is counted and believed nowhere") {
   ScriptTier tier;
-  StoreBench first(tier, {}, eager());
   const Content a = text(1);
-  first.run_and_flush(a);
-  first.advance();
-  tier.finish(tier.ticket_of(TierVerb::Store), 99);
-  first.advance();
+  store_elsewhere(tier, a);
   StoreBench bench(tier, {}, eager());
   LoadWait wait;
   REQUIRE(bench.asks(a, wait));
@@ -580,12 +573,8 @@ TEST_CASE("A match outlives a query that the store refused") {
 
 TEST_CASE("Host memory without room, and slots with moves under way, are no place for a fetch") {
   ScriptTier tier;
-  StoreBench first(tier, {}, eager());
   const Content a = text(1);
-  first.run_and_flush(a);
-  first.advance();
-  tier.finish(tier.ticket_of(TierVerb::Store), 99);
-  first.advance();
+  store_elsewhere(tier, a);
   TierConfig config = eager();
   config.max_stores = 0;
   StoreBench bench(tier, {.device = 12, .host = 4}, config);
@@ -611,12 +600,8 @@ TEST_CASE("Host memory without room, and slots with moves under way, are no plac
 
 TEST_CASE("What arrived for somebody who left makes room again") {
   ScriptTier tier;
-  StoreBench first(tier, {}, eager());
   const Content a = text(1);
-  first.run_and_flush(a);
-  first.advance();
-  tier.finish(tier.ticket_of(TierVerb::Store), 99);
-  first.advance();
+  store_elsewhere(tier, a);
   StoreBench bench(tier, {}, eager());
   LoadWait wait;
   REQUIRE(bench.asks(a, wait));

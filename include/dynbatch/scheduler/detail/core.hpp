@@ -187,6 +187,12 @@ class SchedulerCore {
                 Budget& budget) noexcept;
   [[nodiscard]] bool parks(std::uint32_t slot) noexcept;
   void unpark(std::uint32_t slot) noexcept;
+  struct SlotList {
+    std::uint32_t first = kNoSlot;
+    std::uint32_t last = kNoSlot;
+  };
+  void link(SlotList& list, std::uint32_t slot, bool is_first) noexcept;
+  void unlink(SlotList& list, std::uint32_t slot) noexcept;
   void wake(std::int32_t group) noexcept;
   void wake_all() noexcept;
 
@@ -425,14 +431,10 @@ class SchedulerCore {
   std::int64_t waiting_tokens_ = 0;
   std::int64_t resource_use_[kMaxResources]{};
   // Requests that wait for their quota, a list for each group; they stand in no heap.
-  struct ParkedList {
-    std::uint32_t first = kNoSlot;
-    std::uint32_t last = kNoSlot;
-  };
-  Buffer<ParkedList> parked_;
+  Buffer<SlotList> parked_;
   std::size_t num_parked_ = 0;
   // Requests that wait for the pool's external store, a list for each load; in no heap either.
-  Buffer<ParkedList> loading_;
+  Buffer<SlotList> loading_;
   std::size_t num_loading_ = 0;
   // Who was last found to outrank nobody, and how many had been admitted by then.
   std::uint64_t num_admitted_ = 0;

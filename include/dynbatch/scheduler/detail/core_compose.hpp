@@ -352,7 +352,7 @@ void SchedulerCore<P>::explain_empty() noexcept {
     status_.request = desk_[waiting_.top()].id;
   } else if (num_loading_ > 0) {
     status_.cause = WaitCause::Loading;
-    for (const ParkedList& list : loading_.span()) {
+    for (const SlotList& list : loading_.span()) {
       status_.request = list.first != kNoSlot ? desk_[list.first].id : status_.request;
     }
   } else if (num_running_ == 0) {

@@ -130,11 +130,11 @@ Status SchedulerCore<P>::initialise() noexcept {
   }
   dirty_.resize(ring);
   dirty_mask_ = ring - 1;
-  for (ParkedList& list : parked_.span()) {
-    list = ParkedList{};
+  for (SlotList& list : parked_.span()) {
+    list = SlotList{};
   }
-  for (ParkedList& list : loading_.span()) {
-    list = ParkedList{};
+  for (SlotList& list : loading_.span()) {
+    list = SlotList{};
   }
   for (std::size_t i = slots; i > 0; --i) {
     sequence_slots_.push_back(static_cast<std::uint32_t>(i - 1));

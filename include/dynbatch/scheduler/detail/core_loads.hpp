@@ -19,12 +19,8 @@ bool SchedulerCore<P>::starts_loading(std::uint32_t slot, std::int64_t known) no
     return false;
   }
   waiting_.erase(slot);
-  ParkedList& list = loading_[static_cast<std::size_t>(record.load.load)];
   record.is_loading = true;
-  record.parked_before = list.last;
-  record.parked_after = kNoSlot;
-  (list.last == kNoSlot ? list.first : desk_[list.last].parked_after) = slot;
-  list.last = slot;
+  link(loading_[static_cast<std::size_t>(record.load.load)], slot, false);
   ++num_loading_;
   if (record.is_woken) {  // others of its quota need not wait for the store
     record.is_woken = false;
@@ -36,11 +32,7 @@ bool SchedulerCore<P>::starts_loading(std::uint32_t slot, std::int64_t known) no
 template <class P>
 void SchedulerCore<P>::stop_loading(std::uint32_t slot) noexcept {
   RequestRecord& record = desk_[slot];
-  ParkedList& list = loading_[static_cast<std::size_t>(record.load.load)];
-  (record.parked_before == kNoSlot ? list.first : desk_[record.parked_before].parked_after) =
-      record.parked_after;
-  (record.parked_after == kNoSlot ? list.last : desk_[record.parked_after].parked_before) =
-      record.parked_before;
+  unlink(loading_[static_cast<std::size_t>(record.load.load)], slot);
   record.is_loading = false;
   --num_loading_;
 }

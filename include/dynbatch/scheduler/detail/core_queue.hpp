@@ -87,7 +87,7 @@ bool SchedulerCore<P>::parks(std::uint32_t slot) noexcept {
   const AdmissionRequest view = admission_view(slot);
   record.quota_group = static_cast<std::int16_t>(
       clamp_to(AdmissionOptions::quota_group(policies_.admission, view), 0, kMaxQuotaGroups - 1));
-  ParkedList& list = parked_[static_cast<std::size_t>(record.quota_group)];
+  SlotList& list = parked_[static_cast<std::size_t>(record.quota_group)];
   const bool is_first = record.is_woken || record.was_admitted;
   if ((is_first || list.first == kNoSlot) &&
       AdmissionOptions::may_admit(policies_.admission, view)) {
@@ -96,22 +96,34 @@ bool SchedulerCore<P>::parks(std::uint32_t slot) noexcept {
   waiting_.erase(slot);
   record.is_parked = true;
   record.is_woken = false;
-  record.parked_before = is_first ? kNoSlot : list.last;
-  record.parked_after = is_first ? list.first : kNoSlot;
-  (record.parked_before == kNoSlot ? list.first : desk_[record.parked_before].parked_after) = slot;
-  (record.parked_after == kNoSlot ? list.last : desk_[record.parked_after].parked_before) = slot;
+  link(list, slot, is_first);
   ++num_parked_;
   return true;
+}
+
+/// A request stands in at most one list: at its front or at its end.
+template <class P>
+void SchedulerCore<P>::link(SlotList& list, std::uint32_t slot, bool is_first) noexcept {
+  RequestRecord& record = desk_[slot];
+  record.list_before = is_first ? kNoSlot : list.last;
+  record.list_after = is_first ? list.first : kNoSlot;
+  (record.list_before == kNoSlot ? list.first : desk_[record.list_before].list_after) = slot;
+  (record.list_after == kNoSlot ? list.last : desk_[record.list_after].list_before) = slot;
+}
+
+template <class P>
+void SchedulerCore<P>::unlink(SlotList& list, std::uint32_t slot) noexcept {
+  const RequestRecord& record = desk_[slot];
+  (record.list_before == kNoSlot ? list.first : desk_[record.list_before].list_after) =
+      record.list_after;
+  (record.list_after == kNoSlot ? list.last : desk_[record.list_after].list_before) =
+      record.list_before;
 }
 
 template <class P>
 void SchedulerCore<P>::unpark(std::uint32_t slot) noexcept {
   RequestRecord& record = desk_[slot];
-  ParkedList& list = parked_[static_cast<std::size_t>(record.quota_group)];
-  (record.parked_before == kNoSlot ? list.first : desk_[record.parked_before].parked_after) =
-      record.parked_after;
-  (record.parked_after == kNoSlot ? list.last : desk_[record.parked_after].parked_before) =
-      record.parked_before;
+  unlink(parked_[static_cast<std::size_t>(record.quota_group)], slot);
   record.is_parked = false;
   --num_parked_;
 }

@@ -85,10 +85,10 @@ struct RequestRecord {
   std::int32_t priority = 0;
   std::int32_t preemptions = 0;
   std::int32_t unreported_preemptions = 0;
-  std::int32_t displacements = 0;         ///< First sample only: places lost to a better one.
-  AdmissionKey key{};                     ///< Its rank in the queue, fixed until it comes back.
-  std::uint32_t parked_before = kNoSlot;  ///< Neighbours in its list, while parked or loading.
-  std::uint32_t parked_after = kNoSlot;
+  std::int32_t displacements = 0;       ///< First sample only: places lost to a better one.
+  AdmissionKey key{};                   ///< Its rank in the queue, fixed until it comes back.
+  std::uint32_t list_before = kNoSlot;  ///< Neighbours in its list, while parked or loading.
+  std::uint32_t list_after = kNoSlot;
   std::int16_t quota_group = 0;
   std::int64_t preempted_at = 0;  ///< Outputs at the newest preemption.
   std::int32_t retries = 0;

@@ -8,8 +8,8 @@
 #include <dynbatch/batch/new_token_ratio_admission.hpp>
 #include <dynbatch/batch/ordered_admission.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -18,7 +18,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 /// SGLang (6fa3f9df): prompts in steps of their own, in chunks; a request starts if it fits beside
 /// an estimated share of what running ones may still produce; the shortest output is retracted.
-struct SglangBundle : PresetBase<TokenBudgetSizer, NewTokenRatioAdmission> {
+struct SglangBundle : BundleBase<TokenBudgetSizer, NewTokenRatioAdmission> {
   static constexpr const char* kName = "sglang";
   static constexpr const char* kOptions =
       "schedule_policy (fcfs|lpm|lof|priority), schedule_conservativeness, chunked_prefill_size "

@@ -7,8 +7,8 @@
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/batch/served_ratio_admission.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -18,7 +18,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// text-generation-inference (db931fcf): decodes are interrupted for prompts when enough of them
 /// wait or 20 steps have passed; blocks for the whole output (at most 1,024 tokens) at the start.
 /// `chunking` is its mode with prompt chunks: decodes and prompts share the budget, nobody waits.
-struct TgiBundle : PresetBase<TokenBudgetSizer, ServedRatioAdmission> {
+struct TgiBundle : BundleBase<TokenBudgetSizer, ServedRatioAdmission> {
   static constexpr const char* kName = "tgi";
   static constexpr const char* kOptions =
       "waiting_served_ratio, max_waiting_tokens, max_batch_prefill_tokens, max_batch_size, "

@@ -7,8 +7,8 @@
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/batch/ordered_admission.hpp>
 #include <dynbatch/batch/preferred_size_sizer.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Triton's dynamic batcher (core 73aad7c3) over request-level batches: preferred sizes, a bounded
 /// wait for them, priority levels. KV for the whole request is reserved, since Triton knows none.
-struct TritonBundle : PresetBase<PreferredSizeSizer, OrderedAdmission> {
+struct TritonBundle : BundleBase<PreferredSizeSizer, OrderedAdmission> {
   static constexpr const char* kName = "triton";
   static constexpr const char* kOptions =
       "preferred_batch_size (8+16), max_queue_delay_us, max_batch_size, priority_levels, aging_ms";

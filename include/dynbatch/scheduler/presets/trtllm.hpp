@@ -6,8 +6,8 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
 #include <dynbatch/batch/table_tuner_sizer.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -16,7 +16,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 /// TensorRT-LLM's C++ batch manager (0165bd7a): a capacity policy picks who fits, decodes go first,
 /// prompts run whole or in chunks of whole blocks, batch size and token budget may follow tables.
-struct TrtllmBundle : PresetBase<TableTunerSizer, FcfsAdmission> {
+struct TrtllmBundle : BundleBase<TableTunerSizer, FcfsAdmission> {
   static constexpr const char* kName = "trtllm";
   static constexpr const char* kOptions =
       "capacity_scheduler_policy (guaranteed_no_evict|max_utilization|static_batch|max_requests), "
@@ -41,7 +41,7 @@ struct TrtllmBundle : PresetBase<TableTunerSizer, FcfsAdmission> {
               "needs context_chunking_policy=fcfs, or a prompt longer than the tuned budget would "
               "not run"};
     }
-    return PresetBase::validate();
+    return BundleBase::validate();
   }
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {

@@ -7,8 +7,8 @@
 #include <dynbatch/batch/admission_rules.hpp>
 #include <dynbatch/batch/ordered_admission.hpp>
 #include <dynbatch/batch/token_budget_sizer.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -18,7 +18,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// vLLM V1 (7cfb97e3): one token budget a step, decodes first, prompts in chunks, the whole prompt
 /// must fit when it starts, first come first served or by priority. The rules of `chunked` under
 /// vLLM's names.
-struct VllmBundle : PresetBase<TokenBudgetSizer, OrderedAdmission> {
+struct VllmBundle : BundleBase<TokenBudgetSizer, OrderedAdmission> {
   static constexpr const char* kName = "vllm";
   static constexpr const char* kOptions =
       "max_num_batched_tokens, max_num_seqs, policy (fcfs|priority), aging_ms, "

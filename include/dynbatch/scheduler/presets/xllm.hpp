@@ -6,8 +6,8 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/batch/ordered_admission.hpp>
 #include <dynbatch/batch/slo_budget_sizer.hpp>
+#include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
-#include <dynbatch/scheduler/presets/preset.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -16,7 +16,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 
 /// xLLM (87e8d6ed): a time budget a step from service levels and a learned step time, 5 % of the
 /// pool left free by an admission, requests of class Batch give way first.
-struct XllmBundle : PresetBase<SloBudgetSizer, OrderedAdmission> {
+struct XllmBundle : BundleBase<SloBudgetSizer, OrderedAdmission> {
   static constexpr const char* kName = "xllm";
   static constexpr const char* kOptions =
       "max_tokens_per_batch, max_seqs_per_batch, priority_strategy (fcfs|priority|deadline), "

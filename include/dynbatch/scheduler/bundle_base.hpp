@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// \file
-/// What the presets of other engines have in common.
+/// BundleBase: what all shipped bundles have in common.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/batch/admission_rules.hpp>
@@ -10,10 +10,9 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// What all presets share: nobody passes the head of the queue, and a preempted request comes back
-/// as soon as it fits.
+/// A sizer and an admission with their configurations, and nothing split or moved.
 template <class S, class A>
-struct PresetBase {
+struct BundleBase {
   using Sizer = S;
   using Splitter = NoSplit;
   using Balancer = NullBalancer;
@@ -34,6 +33,8 @@ struct PresetBase {
   [[nodiscard]] Admission make_admission() const { return Admission(admission); }
 
  protected:
+  /// As peers have it: nobody passes the head of the queue, and a preempted request comes back as
+  /// soon as it fits.
   static constexpr AdmissionRules kStrict{.max_bypass = 0, .requeue_blocks = 0};
 };
 
