@@ -4,6 +4,7 @@
 /// Storage that is allocated once: Buffer (fixed length) and FixedVector (fixed capacity).
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
+#include <dynbatch/base/math.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -46,16 +47,21 @@ class Buffer {
     if (count == 0) {
       return kOk;
     }
+    // No object can be larger, and a sanitizer's malloc would end the program.
+    constexpr std::size_t kTooMany = static_cast<std::size_t>(PTRDIFF_MAX) / sizeof(T);
+    if (count >= kTooMany) {
+      return out_of_memory(count, field);
+    }
     if constexpr (alignof(T) <= alignof(std::max_align_t)) {
       data_ = static_cast<T*>(std::calloc(count, sizeof(T)));
-    } else if (count <= static_cast<std::size_t>(-1) / sizeof(T)) {
+    } else {
       data_ = static_cast<T*>(std::aligned_alloc(alignof(T), count * sizeof(T)));
       if (data_ != nullptr) {
         std::memset(static_cast<void*>(data_), 0, count * sizeof(T));
       }
     }
     if (data_ == nullptr) {
-      return {Errc::OutOfMemory, field, static_cast<std::int64_t>(count), 0, "allocation failed"};
+      return out_of_memory(count, field);
     }
     size_ = count;
     return kOk;
@@ -77,6 +83,12 @@ class Buffer {
   }
 
  private:
+  static Status out_of_memory(std::size_t count, const char* field) noexcept {
+    return {Errc::OutOfMemory, field,
+            static_cast<std::int64_t>(min_of<std::size_t>(count, PTRDIFF_MAX)), 0,
+            "allocation failed"};
+  }
+
   T* data_ = nullptr;
   std::size_t size_ = 0;
 };

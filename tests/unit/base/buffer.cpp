@@ -28,6 +28,20 @@ TEST_CASE("a Buffer is zeroed, movable and empty after a move", "[base]") {
   CHECK(buffer.size() == 0);
 }
 
+TEST_CASE("a Buffer larger than any object is refused before it is asked for", "[base]") {
+  Buffer<std::byte> bytes;
+  const Status status = bytes.allocate(std::size_t{1} << 63U, "max_everything");
+  CHECK(status.code == Errc::OutOfMemory);
+  CHECK(std::string(status.field) == "max_everything");
+  CHECK(bytes.allocate(static_cast<std::size_t>(PTRDIFF_MAX), "n").code == Errc::OutOfMemory);
+  struct alignas(64) Line {
+    std::byte data[64];
+  };
+  Buffer<Line> lines;
+  CHECK(lines.allocate(std::size_t{1} << 58U, "n").code == Errc::OutOfMemory);
+  CHECK(lines.data() == nullptr);
+}
+
 // Sanitizers end the program where malloc would return null.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZER_OWNS_MALLOC 1
@@ -42,7 +56,7 @@ TEST_CASE("a Buffer that cannot be allocated names the field and the count", "[b
   WARN("SKIPPED: the sanitizer's allocator does not return null");
 #else
   Buffer<std::int64_t> buffer;
-  const std::size_t count = std::numeric_limits<std::size_t>::max() / 16;
+  const std::size_t count = std::numeric_limits<std::size_t>::max() / 32;
   const Status status = buffer.allocate(count, "max_everything");
   // Without a use of the pointer a compiler may leave the allocation out and call it a success.
   const volatile void* volatile used = buffer.data();
