@@ -39,7 +39,8 @@ template <class T>
 }
 /// Product that stops at the largest int64 instead of wrapping; both operands >= 0.
 [[nodiscard]] constexpr std::int64_t saturating_mul(std::int64_t a, std::int64_t b) noexcept {
-  return a != 0 && b > INT64_MAX / a ? INT64_MAX : a * b;
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 /// The next power of two >= v, for 1 <= v <= 2^62.
 [[nodiscard]] constexpr std::int64_t next_power_of_two(std::int64_t v) noexcept {
@@ -61,6 +62,47 @@ template <class T>
     root = next;
   }
   return root;
+}
+
+/// Largest n in [0, most] for which `fits(n)` holds, 0 if there is none, given that `fits` never
+/// holds again once it has failed. Gallops from `guess`, then bisects: two calls where the guess is
+/// right, O(log of its error), 127 at most.
+template <class F>
+[[nodiscard]] constexpr std::int64_t largest_fitting(std::int64_t guess, std::int64_t most,
+                                                     F fits) noexcept {
+  std::int64_t low = 0;
+  std::int64_t high = max_of<std::int64_t>(most, 0);
+  const std::int64_t first = clamp_to(guess, low, high);
+  if (fits(first)) {
+    low = first;
+    for (std::int64_t step = 1; low < high; step = saturating_add(step, step)) {
+      const std::int64_t next = low + min_of(step, high - low);
+      if (!fits(next)) {
+        high = next - 1;
+        break;
+      }
+      low = next;
+    }
+  } else {
+    high = max_of<std::int64_t>(first - 1, 0);
+    for (std::int64_t step = 0; low < high; step = saturating_add(step, step + 1)) {
+      const std::int64_t next = high - min_of(step, high - low);
+      if (fits(next)) {
+        low = next;
+        break;
+      }
+      high = max_of<std::int64_t>(next - 1, 0);
+    }
+  }
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2 + 1;
+    if (fits(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
 }
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -27,6 +27,23 @@ struct StepWork {
   return saturating_add(saturating_mul(tokens, prefix), saturating_mul(tokens, tokens) / 2);
 }
 
+/// `work` with a prefill chunk of `tokens` behind `prefix` positions more.
+[[nodiscard]] constexpr StepWork with_prefill(StepWork work, std::int64_t prefix,
+                                              std::int64_t tokens) noexcept {
+  work.prefill_tokens = saturating_add(work.prefill_tokens, tokens);
+  work.attention_pairs =
+      saturating_add(work.attention_pairs, chunk_attention_pairs(prefix, tokens));
+  return work;
+}
+
+/// `work` with `rows` decoding sequences of `context` positions each more.
+[[nodiscard]] constexpr StepWork with_decodes(StepWork work, std::int64_t context,
+                                              std::int64_t rows) noexcept {
+  work.decode_rows = saturating_add(work.decode_rows, rows);
+  work.kv_tokens = saturating_add(work.kv_tokens, saturating_mul(context, rows));
+  return work;
+}
+
 /// Linear step-time model with integer coefficients (facts: a + b*B + c*KV + d*T, plus attention).
 struct StepCost {
   std::int64_t fixed_ns = 0;           ///< Per step.
@@ -40,16 +57,73 @@ struct StepCost {
 
   /// Predicted time; never negative, saturates instead of wrapping.
   [[nodiscard]] constexpr DurationNs predict(const StepWork& work) const noexcept {
-    const std::int64_t ps = saturating_add(
+    return {saturating_add(fixed_ns, variable_ps(work) / 1000)};
+  }
+
+  /// The inverse: the largest n <= `most` such that `work` with n prompt tokens behind `prefix`
+  /// positions more is predicted to take `limit` at most; 0 also if `work` alone takes longer.
+  /// Exact, also where predict() saturates. `prefix` and all work >= 0.
+  [[nodiscard]] constexpr std::int64_t prefill_tokens_within(DurationNs limit, const StepWork& work,
+                                                             std::int64_t prefix,
+                                                             std::int64_t most) const noexcept {
+    const double pair_ps = static_cast<double>(attention_pair_fs) * 1e-3;
+    return largest_within(
+        limit, work, static_cast<double>(prefill_token_ps) + pair_ps * static_cast<double>(prefix),
+        pair_ps * 0.5, most,
+        [&](std::int64_t n) noexcept { return with_prefill(work, prefix, n); });
+  }
+
+  /// The same for decoding sequences of `context` positions each.
+  [[nodiscard]] constexpr std::int64_t decode_rows_within(DurationNs limit, const StepWork& work,
+                                                          std::int64_t context,
+                                                          std::int64_t most) const noexcept {
+    return largest_within(limit, work,
+                          static_cast<double>(decode_row_ps) +
+                              static_cast<double>(kv_token_ps) * static_cast<double>(context),
+                          0.0, most,
+                          [&](std::int64_t n) noexcept { return with_decodes(work, context, n); });
+  }
+
+  friend constexpr bool operator==(const StepCost&, const StepCost&) noexcept = default;
+
+ private:
+  [[nodiscard]] constexpr std::int64_t variable_ps(const StepWork& work) const noexcept {
+    return saturating_add(
         saturating_mul(prefill_token_ps, work.prefill_tokens),
         saturating_add(
             saturating_mul(decode_row_ps, work.decode_rows),
             saturating_add(saturating_mul(kv_token_ps, work.kv_tokens),
                            saturating_mul(attention_pair_fs, work.attention_pairs) / 1000)));
-    return {saturating_add(fixed_ns, ps / 1000)};
   }
 
-  friend constexpr bool operator==(const StepCost&, const StepCost&) noexcept = default;
+  /// `n` more of what costs `each` * n + `square` * n * n picoseconds: that root is the guess,
+  /// predictions decide. So the answer is the same wherever doubles round differently.
+  template <class More>
+  [[nodiscard]] constexpr std::int64_t largest_within(DurationNs limit, const StepWork& work,
+                                                      double each, double square, std::int64_t most,
+                                                      More more) const noexcept {
+    constexpr std::int64_t kMostNs = INT64_MAX / 1000;  // variable_ps() is never above
+    if (limit.ns < fixed_ns || most <= 0) {
+      return 0;
+    }
+    const std::int64_t room = limit.ns - fixed_ns;
+    if (room >= kMostNs || limit.ns == INT64_MAX) {
+      return most;
+    }
+    const std::int64_t room_ps = room * 1000 + 999;
+    const std::int64_t spent_ps = variable_ps(work);
+    if (spent_ps > room_ps) {
+      return 0;
+    }
+    const auto left = static_cast<double>(room_ps - spent_ps);
+    const double divisor =
+        square > 0.0 ? each + __builtin_sqrt(each * each + 4.0 * square * left) : 2.0 * each;
+    const auto most_guess = static_cast<double>(most);
+    const double root = divisor > 0.0 ? 2.0 * left / divisor : most_guess;
+    const std::int64_t guess = root < most_guess ? static_cast<std::int64_t>(root) : most;
+    return largest_fitting(
+        guess, most, [&](std::int64_t n) noexcept { return variable_ps(more(n)) <= room_ps; });
+  }
 };
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

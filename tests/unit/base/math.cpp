@@ -52,3 +52,25 @@ TEST_CASE("the next power of two is the least power that is not below", "[base]"
   STATIC_REQUIRE(next_power_of_two(1025) == 2048);
   STATIC_REQUIRE(next_power_of_two(std::int64_t{1} << 62) == std::int64_t{1} << 62);
 }
+
+TEST_CASE("the largest number that fits is found from any guess in few calls", "[base]") {
+  for (const std::int64_t most : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1000}, kMost}) {
+    for (const std::int64_t answer : {std::int64_t{0}, std::int64_t{1}, std::int64_t{2},
+                                      std::int64_t{999}, std::int64_t{1} << 62, kMost}) {
+      for (const std::int64_t guess : {std::int64_t{-5}, std::int64_t{0}, std::int64_t{1},
+                                       std::int64_t{998}, std::int64_t{1001}, kMost}) {
+        INFO("most " << most << ", answer " << answer << ", guess " << guess);
+        int calls = 0;
+        const auto fits = [&](std::int64_t n) {
+          ++calls;
+          return n <= answer;
+        };
+        CHECK(largest_fitting(guess, most, fits) == min_of(answer, most));
+        CHECK(calls <= 127);
+        CHECK((guess != answer || calls <= 2));
+      }
+    }
+  }
+  CHECK(largest_fitting(3, 9, [](std::int64_t) { return false; }) == 0);
+  CHECK(largest_fitting(0, -1, [](std::int64_t) { return true; }) == 0);
+}
