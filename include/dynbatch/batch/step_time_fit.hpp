@@ -13,10 +13,13 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Recursive least squares on (1, prefill tokens, decode rows, KV tokens) with directional
-/// forgetting: a sample only displaces what is known about steps of its own kind, so that a long
-/// stretch of pure decoding doesn't wind up or forget the cost of prompts. Doubles stay inside;
-/// what a decision reads is the published StepCost. Plain + - * / only. One observe() costs O(1).
+/// Recursive least squares on (1, prefill tokens, decode rows, KV tokens, attention pairs) with
+/// directional forgetting: a sample only displaces what is known about steps of its own kind, so
+/// that a long stretch of pure decoding doesn't wind up or forget the cost of prompts.
+///
+/// Steps with and without prefill share the fit, because a mixed step can't be split; windows,
+/// noise and the detection of changes are each kind's own. Doubles stay inside; what a decision
+/// reads is the published StepCost. Plain + - * / only. One observe() costs O(1).
 class StepTimeFit {
  public:
   struct Config {
@@ -58,12 +61,14 @@ class StepTimeFit {
     if (!is_plausible(work, measured)) {
       return;
     }
-    const double x[kNumFeatures] = {1.0, static_cast<double>(work.prefill_tokens) / kTokenUnit,
-                                    static_cast<double>(work.decode_rows) / kRowUnit,
-                                    static_cast<double>(work.kv_tokens) / kKvUnit};
+    const Vector x = {1.0, static_cast<double>(work.prefill_tokens) * (1.0 / kTokenUnit),
+                      static_cast<double>(work.decode_rows) * (1.0 / kRowUnit),
+                      static_cast<double>(work.kv_tokens) * (1.0 / kKvUnit),
+                      static_cast<double>(work.attention_pairs) * (1.0 / kPairUnit)};
+    const Kind kind = work.prefill_tokens > 0 ? kPrefill : kDecode;
     const std::int64_t window =
-        work.prefill_tokens > 0 ? config_.prefill_window_ns : config_.decode_window_ns;
-    update(x, static_cast<double>(measured.ns) * 1e-6,
+        kind == kPrefill ? config_.prefill_window_ns : config_.decode_window_ns;
+    update(x, static_cast<double>(measured.ns) * 1e-6, kind,
            static_cast<double>(window) /
                (static_cast<double>(window) + static_cast<double>(measured.ns)));
     num_samples_ += num_samples_ < config_.min_samples ? 1 : 0;
@@ -77,23 +82,60 @@ class StepTimeFit {
   [[nodiscard]] const Config& config() const noexcept { return config_; }
 
  private:
-  static constexpr std::size_t kNumFeatures = 4;
+  static constexpr std::size_t kNumFeatures = 5;
+  static constexpr std::size_t kTokens = 1;
+  static constexpr std::size_t kPairs = 4;
+  using Vector = double[kNumFeatures];
+  using Matrix = double[kNumFeatures][kNumFeatures];
+  enum Kind : std::size_t { kDecode, kPrefill };
+  enum class Verdict : std::uint8_t { Fits, Outlier, DecodeChanged, PrefillChanged, AllChanged };
+
   static constexpr double kTokenUnit = 1024.0;
   static constexpr double kRowUnit = 64.0;
   static constexpr double kKvUnit = 65536.0;
+  static constexpr double kPairUnit = 4194304.0;
   /// Variance of what is not known, in ms^2 a unit: far above any real coefficient.
   static constexpr double kUnknown = 1e6;
+  /// The same for attention: where few steps have been seen, its share goes to the tokens.
+  static constexpr double kUnknownPairs = 1e4;
+  static constexpr double kUsual = 16.0;  // ms
   /// A sample may be judged an outlier only where the fit's own variance is below this share.
   static constexpr double kKnown = 0.5;
+  /// An engine has changed after so many outliers more on one side than samples that fit; where so
+  /// large a share of the mean error, of at least so much, is on one side; or where that is a
+  /// large share of the time although nothing was forgotten for a while.
   static constexpr int kChangeAfter = 3;
+  static constexpr double kOneSided = 0.85;
+  static constexpr double kLeastBias = 0.2;
+  static constexpr double kPoor = 0.125 * kUsual;
+  static constexpr int kStale = 64;    // samples
+  static constexpr int kSettled = 32;  // samples
+  static constexpr double kScaleOver = 16.0;
+  static constexpr double kFarOff = 0.75 * kUsual;  // A factor of four is never usual.
+  /// Attention is published where it exceeds this many standard errors, squared, and withdrawn
+  /// below that many, at a noise of at least so much. Times pi / 2: the variance of errors, from
+  /// the square of their mean size.
+  static constexpr double kClear = 9.0 * 1.57;
+  static constexpr double kStillClear = 1.57;
+  static constexpr double kLeastNoise = 0.02;
+
+  [[nodiscard]] static constexpr double unknown(std::size_t feature) noexcept {
+    return feature == kPairs ? kUnknownPairs : kUnknown;
+  }
+  [[nodiscard]] static constexpr Verdict changes_with(std::size_t feature) noexcept {
+    return feature == kTokens || feature == kPairs ? Verdict::PrefillChanged
+                                                   : Verdict::DecodeChanged;
+  }
 
   [[nodiscard]] static constexpr bool is_plausible(const StepWork& work,
                                                    DurationNs measured) noexcept {
     constexpr std::int64_t kHourNs = 3'600'000'000'000;
-    constexpr std::int64_t kMostWork = std::int64_t{1} << 40;
-    const auto in_range = [](std::int64_t v) { return v >= 0 && v <= kMostWork; };
-    return measured.ns > 0 && measured.ns <= kHourNs && in_range(work.prefill_tokens) &&
-           in_range(work.decode_rows) && in_range(work.kv_tokens);
+    const auto in_range = [](std::int64_t v, int bits) {
+      return v >= 0 && v <= INT64_C(1) << bits;
+    };
+    return measured.ns > 0 && measured.ns <= kHourNs && in_range(work.prefill_tokens, 24) &&
+           in_range(work.decode_rows, 20) && in_range(work.kv_tokens, 34) &&
+           in_range(work.attention_pairs, 44);
   }
 
   [[nodiscard]] bool is_publication_due(TimeNs now) const noexcept {
@@ -105,53 +147,75 @@ class StepTimeFit {
   void forget_all() noexcept {
     for (std::size_t i = 0; i < kNumFeatures; ++i) {
       for (std::size_t j = 0; j < kNumFeatures; ++j) {
-        covariance_[i][j] = i == j ? kUnknown : 0.0;
+        covariance_[i][j] = i == j ? unknown(i) : 0.0;
       }
     }
   }
+  /// The engine has changed: each coefficient of a kind of step may be off by as much as itself, or
+  /// by a quarter of what would explain the error alone; by more if that didn't help the last time.
+  void loosen(const Vector& x, double error, Verdict verdict) noexcept {
+    looseness_ = since_change_ < kSettled ? min_of(looseness_ * 4.0, kUnknown) : 1.0;
+    since_change_ = 0;
+    num_outliers_[kDecode] = 0;
+    num_outliers_[kPrefill] = 0;
+    bias_[kDecode] = 0.0;
+    bias_[kPrefill] = 0.0;
+    const Verdict other =
+        verdict == Verdict::DecodeChanged ? Verdict::PrefillChanged : Verdict::DecodeChanged;
+    for (std::size_t i = 0; i < kNumFeatures; ++i) {
+      if (verdict != Verdict::AllChanged && changes_with(i) == other) {
+        continue;
+      }
+      const double share = x[i] > 0.0 ? error / (4.0 * x[i]) : 0.0;
+      const double variance = max_of(theta_[i] * theta_[i], share * share) * looseness_;
+      const double before = covariance_[i][i];
+      for (std::size_t j = 0; j < kNumFeatures; ++j) {
+        covariance_[i][j] = 0.0;
+        covariance_[j][i] = 0.0;
+      }
+      covariance_[i][i] = clamp_to(variance, before, max_of(before, unknown(i)));
+    }
+  }
 
-  void update(const double (&x)[kNumFeatures], double y, double keep) noexcept {
-    double g[kNumFeatures];  // covariance * x
-    double r = 0.0;          // x' * covariance * x: how little is known about such a step
-    double error = y;
+  /// Errors grow with the time, so a sample of t ms has the weight of (kUsual / t)^2.
+  void update(const Vector& x, double y, Kind kind, double keep) noexcept {
+    Vector g;             // covariance * x
+    double spread = 0.0;  // x' * covariance * x: how little is known about such a step, ms^2
+    double predicted = 0.0;
     for (std::size_t i = 0; i < kNumFeatures; ++i) {
       g[i] = 0.0;
       for (std::size_t j = 0; j < kNumFeatures; ++j) {
         g[i] += covariance_[i][j] * x[j];
       }
-      r += g[i] * x[i];
-      error -= theta_[i] * x[i];
+      spread += g[i] * x[i];
+      predicted += theta_[i] * x[i];
     }
-    if (!(r > 0.0)) {
+    if (!(spread > 0.0)) {
       forget_all();  // Rounding has eaten the positive definiteness.
       return;
     }
+    since_change_ += since_change_ < kStale ? 1 : 0;
+    const double error = y - predicted;
+    const double root = kUsual / max_of(max_of(y, predicted), 1.0);
+    const double weight = root * root;
+    const double r = spread * weight;
     if (r < kKnown) {
-      const double predicted = y - error;
-      const double bound = 4.0 * scale_ + 0.02 * (predicted > 0.0 ? predicted : 0.0) + 0.05;
-      const double size = error < 0.0 ? -error : error;
-      if (size > bound) {
-        num_outliers_ = (error < 0.0) == (last_outlier_ < 0.0) ? num_outliers_ + 1 : 1;
-        last_outlier_ = error;
-        if (num_outliers_ >= kChangeAfter) {
-          // Several in a row and on one side: the engine has changed, not the sample.
-          num_outliers_ = 0;
-          forget_all();
-          return;
+      const Verdict verdict = judge(error * root, max_of(predicted, 0.0) * root, kind);
+      if (verdict != Verdict::Fits) {
+        if (verdict != Verdict::Outlier) {
+          loosen(x, error, verdict);
+          update(x, y, kind, keep);  // Its first sample; no change again, the counts are 0.
         }
-        error = error < 0.0 ? -bound : bound;
-      } else {
-        num_outliers_ = 0;
+        return;
       }
-      const double clipped = error < 0.0 ? -error : error;
-      scale_ += (clipped - scale_) / 16.0;
     }
     // Directional forgetting (Kulhavy 1987): information e * x * x' is added, where e < 0 removes.
     const double e = keep - (1.0 - keep) / r;
-    const double shrink = e / (keep * (1.0 + r));
+    const double gain = error * weight / (1.0 + r);
+    const double shrink = e * weight / (keep * (1.0 + r));
     bool is_sane = true;
     for (std::size_t i = 0; i < kNumFeatures; ++i) {
-      theta_[i] += g[i] * (error / (1.0 + r));
+      theta_[i] += g[i] * gain;
       for (std::size_t j = 0; j <= i; ++j) {
         covariance_[i][j] -= g[i] * g[j] * shrink;
         covariance_[j][i] = covariance_[i][j];
@@ -163,11 +227,56 @@ class StepTimeFit {
     }
   }
 
+  /// Whether a sample of a kind of step that is known counts. One far off doesn't; after several on
+  /// one side the engine has changed. Steps without prefill tell nothing of its cost, so that
+  /// stays. If they still fit while steps with prefill don't, it is the cost of prompts that has
+  /// changed; where none comes by to tell which, it may be anything.
+  [[nodiscard]] Verdict judge(double error, double predicted, Kind kind) noexcept {
+    const double size = error < 0.0 ? -error : error;
+    const double bound = min_of(4.0 * scale_[kind] + 0.02 * predicted + 0.05, kFarOff);
+    const bool is_outlier = size > bound;
+    num_judged_[kind] += num_judged_[kind] < kScaleOver ? 1.0 : 0.0;
+    const double clipped = min_of(size, 0.5 * bound);
+    scale_[kind] += (clipped - scale_[kind]) / num_judged_[kind];
+    bias_[kind] += ((error < 0.0 ? -clipped : clipped) - bias_[kind]) / num_judged_[kind];
+    if (kind == kDecode) {
+      decode_fits_ = !is_outlier;
+    }
+    int& outliers = num_outliers_[kind];
+    const double bias = bias_[kind] < 0.0 ? -bias_[kind] : bias_[kind];
+    const bool is_one_sided =
+        num_judged_[kind] >= kScaleOver && bias > max_of(kOneSided * scale_[kind], kLeastBias);
+    const bool is_poor = since_change_ >= kStale && scale_[kind] > kPoor;
+    if (is_one_sided || is_poor) {
+      return kind == kDecode ? Verdict::DecodeChanged
+             : decode_fits_  ? Verdict::PrefillChanged
+                             : Verdict::AllChanged;
+    }
+    if (!is_outlier) {
+      outliers -= outliers > 0 ? 1 : 0;
+      return Verdict::Fits;
+    }
+    outliers = (error < 0.0) == (last_outlier_[kind] < 0.0) ? outliers + 1 : 1;
+    last_outlier_[kind] = error;
+    if (outliers < kChangeAfter) {
+      decode_fits_ = decode_fits_ && (kind == kDecode || outliers > 1);
+      return Verdict::Outlier;
+    }
+    if (kind == kDecode) {
+      return Verdict::DecodeChanged;
+    }
+    if (decode_fits_) {
+      return Verdict::PrefillChanged;
+    }
+    return outliers < 2 * kChangeAfter ? Verdict::Outlier : Verdict::AllChanged;
+  }
+
   /// Publishes the best coefficients that are all >= 0: each negative one is held at zero and the
-  /// others move as the covariance says they would have been fitted without it.
+  /// others move as the covariance says they would have been fitted without it. So is attention
+  /// where it isn't clear of its own error: prompts of similar lengths tell little about it.
   void publish(TimeNs now) noexcept {
-    double theta[kNumFeatures];
-    double p[kNumFeatures][kNumFeatures];
+    Vector theta;
+    Matrix p;
     for (std::size_t i = 0; i < kNumFeatures; ++i) {
       theta[i] = theta_[i];
       for (std::size_t j = 0; j < kNumFeatures; ++j) {
@@ -175,6 +284,13 @@ class StepTimeFit {
       }
     }
     bool is_held[kNumFeatures] = {};
+    const double noise = max_of(scale_[kPrefill], kLeastNoise);
+    const double clear = cost_.attention_pair_fs > 0 ? kStillClear : kClear;
+    if (num_judged_[kPrefill] < kScaleOver / 2.0 ||
+        theta[kPairs] * theta[kPairs] < clear * noise * noise * p[kPairs][kPairs]) {
+      is_held[kPairs] = true;
+      hold_at_zero(theta, p, kPairs);
+    }
     for (std::size_t round = 0; round < kNumFeatures; ++round) {
       std::size_t worst = kNumFeatures;
       for (std::size_t i = 0; i < kNumFeatures; ++i) {
@@ -186,26 +302,33 @@ class StepTimeFit {
         break;
       }
       is_held[worst] = true;
-      const double pivot = p[worst][worst];
-      const double step = pivot > 0.0 ? theta[worst] / pivot : 0.0;
-      double column[kNumFeatures];
+      hold_at_zero(theta, p, worst);
+    }
+    cost_.fixed_ns = rounded(theta[0] * 1e6);
+    cost_.prefill_token_ps = rounded(theta[kTokens] * (1e9 / kTokenUnit));
+    cost_.decode_row_ps = rounded(theta[2] * (1e9 / kRowUnit));
+    cost_.kv_token_ps = rounded(theta[3] * (1e9 / kKvUnit));
+    cost_.attention_pair_fs = rounded(theta[kPairs] * (1e12 / kPairUnit));
+    cost_.version += 1;
+    published_at_ = now;
+  }
+
+  static void hold_at_zero(Vector& theta, Matrix& p, std::size_t held) noexcept {
+    const double pivot = p[held][held];
+    if (pivot > 0.0) {
+      Vector column;
       for (std::size_t i = 0; i < kNumFeatures; ++i) {
-        column[i] = p[i][worst];
+        column[i] = p[i][held];
       }
+      const double step = theta[held] / pivot;
       for (std::size_t i = 0; i < kNumFeatures; ++i) {
         theta[i] -= column[i] * step;
-        for (std::size_t j = 0; j < kNumFeatures && pivot > 0.0; ++j) {
+        for (std::size_t j = 0; j < kNumFeatures; ++j) {
           p[i][j] -= column[i] * column[j] / pivot;
         }
       }
-      theta[worst] = 0.0;
     }
-    cost_.fixed_ns = rounded(theta[0] * 1e6);
-    cost_.prefill_token_ps = rounded(theta[1] * (1e9 / kTokenUnit));
-    cost_.decode_row_ps = rounded(theta[2] * (1e9 / kRowUnit));
-    cost_.kv_token_ps = rounded(theta[3] * (1e9 / kKvUnit));
-    cost_.version += 1;
-    published_at_ = now;
+    theta[held] = 0.0;
   }
 
   [[nodiscard]] static std::int64_t rounded(double v) noexcept {
@@ -214,11 +337,16 @@ class StepTimeFit {
   }
 
   Config config_;
-  double theta_[kNumFeatures] = {};  // ms a unit
-  double covariance_[kNumFeatures][kNumFeatures] = {};
-  double scale_ = 0.0;  // Mean size of recent errors, ms.
-  double last_outlier_ = 0.0;
-  int num_outliers_ = 0;
+  Vector theta_ = {};  // ms a unit
+  Matrix covariance_ = {};
+  double scale_[2] = {};       // Mean size of recent errors of each kind, in weighted ms.
+  double bias_[2] = {};        // The mean error itself.
+  double num_judged_[2] = {};  // Errors in scale_, up to kScaleOver.
+  double last_outlier_[2] = {};
+  int num_outliers_[2] = {};
+  bool decode_fits_ = false;  // So did the last step without prefill since one with it missed.
+  int since_change_ = 0;
+  double looseness_ = 1.0;
   std::int32_t num_samples_ = 0;
   TimeNs published_at_{};
   StepCost cost_{};
