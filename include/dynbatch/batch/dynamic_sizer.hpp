@@ -7,6 +7,7 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/detail/prefill_within.hpp>
 #include <dynbatch/batch/output_lengths.hpp>
 #include <dynbatch/batch/step_time_fit.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
@@ -327,13 +328,6 @@ class DynamicSizer {
     return max_of<std::int64_t>(slack, 0);
   }
 
-  [[nodiscard]] static StepWork decode_work(const SizerInput& in) noexcept {
-    StepWork work;
-    work.decode_rows = max_of(in.num_decoding, 0);
-    work.kv_tokens = max_of<std::int64_t>(in.decoding_kv_tokens, 0);
-    return work;
-  }
-
   /// Time that the next step may take: the slack, plus what pure decode steps will make good again.
   [[nodiscard]] std::int64_t allowed_ns(const SizerInput& in,
                                         std::int64_t decode_ns) const noexcept {
@@ -347,26 +341,20 @@ class DynamicSizer {
   /// Largest number of decoding sequences of the present mean context whose step fits.
   [[nodiscard]] std::int64_t sequences_by_latency(const SizerInput& in) const noexcept {
     const StepCost& cost = fit_.cost();
-    const std::int64_t allowed = allowed_ns(in, cost.predict(decode_work(in)).ns);
+    const std::int64_t allowed = allowed_ns(in, cost.predict(detail::decode_work(in)).ns);
     if (allowed == kNoBound || !cost.is_known()) {
       return kNoBound;
     }
     const std::int64_t mean_context =
         max_of<std::int64_t>(in.decoding_kv_tokens, 0) / in.num_decoding;
-    const std::int64_t row_ps =
-        saturating_add(cost.decode_row_ps, saturating_mul(cost.kv_token_ps, mean_context));
-    if (allowed <= cost.fixed_ns) {
-      return 1;
-    }
-    return row_ps > 0
-               ? max_of<std::int64_t>(saturating_mul(allowed - cost.fixed_ns, 1000) / row_ps, 1)
-               : kNoBound;
+    return max_of<std::int64_t>(
+        cost.decode_rows_within({allowed}, StepWork{}, mean_context, kNoBound), 1);
   }
 
   /// Prompt tokens of the next step.
   [[nodiscard]] std::int64_t prefill_tokens(const SizerInput& in) const noexcept {
     const StepCost& cost = fit_.cost();
-    const std::int64_t decode_ns = cost.predict(decode_work(in)).ns;
+    const std::int64_t decode_ns = cost.predict(detail::decode_work(in)).ns;
     const std::int64_t allowed = allowed_ns(in, decode_ns);
     if (allowed == kNoBound) {
       return config_.max_prefill_tokens;
@@ -375,15 +363,11 @@ class DynamicSizer {
       return config_.unknown_prefill_tokens;
     }
     // Steps under way end before this one begins.
-    const std::int64_t spent = saturating_mul(decode_ns, 1 + max_of(in.plans_in_flight, 0));
-    if (allowed <= spent) {
-      return config_.min_prefill_tokens;
-    }
-    if (cost.prefill_token_ps <= 0) {
-      return config_.max_prefill_tokens;
-    }
-    return clamp_to(saturating_mul(allowed - spent, 1000) / cost.prefill_token_ps,
-                    config_.min_prefill_tokens, config_.max_prefill_tokens);
+    const std::int64_t under_way = saturating_mul(decode_ns, max_of(in.plans_in_flight, 0));
+    return max_of(
+        detail::prefill_tokens_within(cost, {allowed - min_of(allowed, under_way)},
+                                      detail::decode_work(in), in, config_.max_prefill_tokens),
+        config_.min_prefill_tokens);
   }
 
   /// Running sequences of one class with about as many outputs.

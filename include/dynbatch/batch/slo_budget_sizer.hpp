@@ -8,6 +8,7 @@
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
 #include <dynbatch/batch/detail/fixed_limits.hpp>
+#include <dynbatch/batch/detail/prefill_within.hpp>
 #include <dynbatch/batch/step_time_fit.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/step_cost.hpp>
@@ -19,8 +20,8 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// A step may take max(least rest of a service level, `tpot_permille` of the least TPOT limit);
 /// prompts fill what the decodes leave of that, and no more sequences start than its decodes can
 /// serve. Without a TPOT limit among the running, or before a cost is learned, only the fixed
-/// limits hold. After xLLM 87e8d6ed, whose predictor also has terms in the square of a prompt's
-/// length; the one here (StepTimeFit) is linear. O(1).
+/// limits hold. After xLLM 87e8d6ed; its predictor has terms in the square of a prompt's length,
+/// the one here (StepTimeFit) one in a chunk's query-key pairs. O(1).
 class SloBudgetSizer {
  public:
   struct Config {
@@ -68,8 +69,9 @@ class SloBudgetSizer {
         bound_ = SizerBound::Latency;
       }
       out.max_prefill_tokens =
-          clamp_to(prefill_within(in, cost, budget),
-                   min_of(config_.min_prefill_tokens, out.max_tokens), out.max_tokens);
+          max_of(detail::prefill_tokens_within(cost, {budget}, detail::decode_work(in), in,
+                                               out.max_tokens),
+                 min_of(config_.min_prefill_tokens, out.max_tokens));
     }
     return out;
   }
@@ -101,27 +103,8 @@ class SloBudgetSizer {
                                                      std::int64_t budget) noexcept {
     const std::int64_t decoding = max_of(in.num_decoding, 1);
     const std::int64_t context = max_of<std::int64_t>(in.decoding_kv_tokens, 0) / decoding;
-    const std::int64_t row_ps =
-        saturating_add(cost.decode_row_ps, saturating_mul(context, cost.kv_token_ps));
-    const std::int64_t left = budget - min_of(budget, cost.fixed_ns);
-    if (left == 0) {
-      return 1;
-    }
-    return row_ps > 0 ? max_of<std::int64_t>(saturating_mul(left, 1000) / row_ps, 1)
-                      : std::int64_t{1} << 40;
-  }
-
-  [[nodiscard]] static std::int64_t prefill_within(const SizerInput& in, const StepCost& cost,
-                                                   std::int64_t budget) noexcept {
-    StepWork decodes;
-    decodes.decode_rows = max_of(in.num_decoding, 0);
-    decodes.kv_tokens = max_of<std::int64_t>(in.decoding_kv_tokens, 0);
-    const std::int64_t left = budget - min_of(budget, cost.predict(decodes).ns);
-    if (left == 0) {
-      return 0;
-    }
-    return cost.prefill_token_ps > 0 ? saturating_mul(left, 1000) / cost.prefill_token_ps
-                                     : std::int64_t{1} << 40;
+    return max_of<std::int64_t>(
+        cost.decode_rows_within({budget}, StepWork{}, context, std::int64_t{1} << 40), 1);
   }
 
   Config config_;

@@ -107,7 +107,7 @@ class StepTimeFit {
   static constexpr int kChangeAfter = 3;
   static constexpr double kOneSided = 0.85;
   static constexpr double kLeastBias = 0.2;
-  static constexpr double kPoor = 0.125 * kUsual;
+  static constexpr double kPoor = 0.175 * kUsual;
   static constexpr int kStale = 64;    // samples
   static constexpr int kSettled = 32;  // samples
   static constexpr double kScaleOver = 16.0;
@@ -115,7 +115,7 @@ class StepTimeFit {
   /// Attention is published where it exceeds this many standard errors, squared, and withdrawn
   /// below that many, at a noise of at least so much. Times pi / 2: the variance of errors, from
   /// the square of their mean size.
-  static constexpr double kClear = 9.0 * 1.57;
+  static constexpr double kClear = 16.0 * 1.57;
   static constexpr double kStillClear = 1.57;
   static constexpr double kLeastNoise = 0.02;
 
@@ -152,7 +152,7 @@ class StepTimeFit {
     }
   }
   /// The engine has changed: each coefficient of a kind of step may be off by as much as itself, or
-  /// by a quarter of what would explain the error alone; by more if that didn't help the last time.
+  /// by an eighth of what would explain the error alone; by more if that didn't help the last time.
   void loosen(const Vector& x, double error, Verdict verdict) noexcept {
     looseness_ = since_change_ < kSettled ? min_of(looseness_ * 4.0, kUnknown) : 1.0;
     since_change_ = 0;
@@ -166,7 +166,7 @@ class StepTimeFit {
       if (verdict != Verdict::AllChanged && changes_with(i) == other) {
         continue;
       }
-      const double share = x[i] > 0.0 ? error / (4.0 * x[i]) : 0.0;
+      const double share = x[i] > 0.0 ? error / (8.0 * x[i]) : 0.0;
       const double variance = max_of(theta_[i] * theta_[i], share * share) * looseness_;
       const double before = covariance_[i][i];
       for (std::size_t j = 0; j < kNumFeatures; ++j) {
@@ -196,7 +196,8 @@ class StepTimeFit {
     }
     since_change_ += since_change_ < kStale ? 1 : 0;
     const double error = y - predicted;
-    const double root = kUsual / max_of(max_of(y, predicted), 1.0);
+    const double time = y > 1.5 * predicted ? y : predicted;  // y itself would favour short ones
+    const double root = kUsual / max_of(time, 1.0);
     const double weight = root * root;
     const double r = spread * weight;
     if (r < kKnown) {
@@ -224,6 +225,17 @@ class StepTimeFit {
     }
     if (!is_sane) {
       forget_all();
+      return;
+    }
+    // At once, not only when published: else the others are fitted beside something that can't be.
+    for (std::size_t held = 0; held < kNumFeatures; ++held) {
+      if (theta_[held] < 0.0) {
+        const double step = theta_[held] / covariance_[held][held];
+        for (std::size_t i = 0; i < kNumFeatures; ++i) {
+          theta_[i] -= covariance_[i][held] * step;
+        }
+        theta_[held] = 0.0;
+      }
     }
   }
 

@@ -36,6 +36,10 @@ struct SizerInput {
   PoolStats pool{};
   RunningList running{};
   TimeNs first_arrival = kNever;  ///< Arrival of the first waiting request.
+  /// The prompt that gets tokens first: of a running sequence inside its prompt, else of the first
+  /// waiting request, of which nothing is taken to be cached.
+  std::int64_t next_prompt_position = 0;  ///< Positions before its next token.
+  std::int64_t next_prompt_tokens = 0;  ///< Tokens that are left of it; 0 = unknown, or no prompt.
 };
 
 /// Limits of one step. Sequence limits bound admission and never evict a running sequence.

@@ -48,6 +48,10 @@ inline SizerInput random_sizer_input(SplitMix64& random, TimeNs now) noexcept {
     in.first_arrival = is_absurd ? TimeNs{random.between(least, most)}
                                  : now + DurationNs{random.between(-3'000'000'000, 1'000'000)};
   }
+  if (random.one_in(2)) {
+    in.next_prompt_position = random.between(least, most);
+    in.next_prompt_tokens = random.between(least, most);
+  }
   in.pool.total_blocks = random.between(is_absurd ? 0 : 1, most);
   in.pool.referenced_blocks = random.between(0, in.pool.total_blocks);
   in.pool.free_blocks = in.pool.total_blocks - in.pool.referenced_blocks;
@@ -171,6 +175,8 @@ template <BatchSizer P>
     fb.work.prefill_tokens = random.one_in(3) ? random.between(1, 4096) : 0;
     fb.work.decode_rows = random.between(1, 256);
     fb.work.kv_tokens = fb.work.decode_rows * random.between(100, 2000);
+    fb.work.attention_pairs =
+        chunk_attention_pairs(random.between(0, 8192), fb.work.prefill_tokens);
     fb.measured = {truth(fb.work)};
     now = now + fb.measured;
     fb.now = now;

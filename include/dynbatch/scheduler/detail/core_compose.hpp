@@ -77,6 +77,17 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
       in.first_token_due = TimeNs{saturating_add(max_of<std::int64_t>(head.arrival.ns, 0),
                                                  max_of<std::int64_t>(head.slo.ttft.ns, 0))};
     }
+    in.next_prompt_tokens = head.prompt_length + head.outputs;
+  }
+  // Of the first entries of the walk one is hardly ever not a hole; without it the detail lacks.
+  const std::int32_t end = min_of(prefilling_.start() + 8, prefilling_.end());
+  for (std::int32_t i = prefilling_.start(); i < end; ++i) {
+    if (const std::int32_t row = prefilling_.at(i); row >= 0) {
+      const RowState& r = rows_[static_cast<std::size_t>(row)];
+      in.next_prompt_position = r.planned;
+      in.next_prompt_tokens = r.known - r.planned;
+      break;
+    }
   }
   return in;
 }
