@@ -10,6 +10,7 @@
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/cost_sets.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay.hpp>
 #include <dynbatch/sim/workload.hpp>

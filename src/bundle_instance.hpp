@@ -13,7 +13,7 @@ namespace detail {
 
 template <class Bundle>
 ReplayRun run_bundle(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost) {
+                     const FormulaCost& cost) {
   return replay_bundle(trace, config, cost, bundle);
 }
 

@@ -4,7 +4,7 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 template ReplayRun detail::run_bundle(const StaticBundle&, const Trace&, const ReplayConfig&,
-                                      const LinearCost&);
+                                      const FormulaCost&);
 template Status detail::verify_bundle(const StaticBundle&, FlightLogReader&, FlightReplay&);
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

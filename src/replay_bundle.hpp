@@ -18,7 +18,7 @@ namespace detail {
 
 template <class Bundle>
 ReplayRun run_bundle(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
-                     const LinearCost& cost);
+                     const FormulaCost& cost);
 
 /// Replays `log`, which holds the run of such a bundle, through a fresh scheduler.
 template <class Bundle>

@@ -15,7 +15,7 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 ReplayRun replay_policy(const PolicySpec& spec, const Trace& trace, const ReplayConfig& config,
-                        const LinearCost& cost, std::size_t* position) {
+                        const FormulaCost& cost, std::size_t* position) {
   ReplayRun run;
   const std::string label(spec.text);
   ReplayConfig labelled = config;

@@ -4,6 +4,7 @@
 //   rate      at the trace's own rate: small steps
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/cost_sets.hpp>
 #include <dynbatch/sim/replay_config.hpp>
 #include <dynbatch/sim/replay_policy.hpp>
 #include <dynbatch/sim/trace.hpp>

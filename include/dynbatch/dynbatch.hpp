@@ -103,6 +103,7 @@
 #include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/capacity_search.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/cost_sets.hpp>
 #include <dynbatch/sim/flight_log.hpp>
 #include <dynbatch/sim/flight_replay.hpp>
 #include <dynbatch/sim/metrics.hpp>

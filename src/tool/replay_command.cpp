@@ -9,6 +9,7 @@
 #include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/capacity_search.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/cost_sets.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay_config.hpp>
 #include <dynbatch/sim/replay_policy.hpp>

@@ -115,7 +115,10 @@ std::string head_lines(const ReplayReport& r) {
     text += fmt::format(", {} rows without tokens skipped", grouped(r.num_skipped_rows));
   }
   text += fmt::format("\n{}engine  {}", ticks_line(r), r.cost.name);
-  if (r.cost.mape_percent >= 0.0) {
+  if (r.cost.decode_mape_percent >= 0.0) {
+    text += fmt::format(", step times within {:g} % of prompts, {:g} % of decodes (MAPE)",
+                        r.cost.mape_percent, r.cost.decode_mape_percent);
+  } else if (r.cost.mape_percent >= 0.0) {
     text += fmt::format(", step times within {:g} % (MAPE)", r.cost.mape_percent);
   }
   text += fmt::format("; {} KV tokens, {} sequences, {} unit{}\n        {}\n",
@@ -371,10 +374,15 @@ std::string to_json(const ReplayReport& r) {
   cost["name"] = r.cost.name;
   cost["source"] = r.cost.source;
   cost["mape_percent"] = r.cost.mape_percent < 0.0 ? Json(nullptr) : Json(r.cost.mape_percent);
-  cost["a_ms"] = static_cast<double>(c.fixed_ns) / 1e6;
-  cost["b_ms_per_req"] = static_cast<double>(c.decode_row_ps) / 1e9;
-  cost["c_ms_per_kv_token"] = static_cast<double>(c.kv_token_ps) / 1e9;
-  cost["d_ms_per_prefill_token"] = static_cast<double>(c.prefill_token_ps) / 1e9;
+  cost["decode_mape_percent"] =
+      r.cost.decode_mape_percent < 0.0 ? Json(nullptr) : Json(r.cost.decode_mape_percent);
+  cost["formula_ms"] = to_text(r.cost.model);
+  if (!r.cost.model.has_phases) {
+    cost["a_ms"] = static_cast<double>(c.fixed_ns) / 1e6;
+    cost["b_ms_per_req"] = static_cast<double>(c.decode_row_ps) / 1e9;
+    cost["c_ms_per_kv_token"] = static_cast<double>(c.kv_token_ps) / 1e9;
+    cost["d_ms_per_prefill_token"] = static_cast<double>(c.prefill_token_ps) / 1e9;
+  }
   cost["host_overhead_ms"] = static_cast<double>(r.cost.model.host_overhead.ns) / 1e6;
   config["cost"] = std::move(cost);
   config["dynbatch_version"] = fmt::format("{}.{}.{}", kVersionMajor, kVersionMinor, kVersionPatch);

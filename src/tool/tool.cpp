@@ -6,6 +6,7 @@
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/cost_sets.hpp>
 
 #include "tool/explain_command.hpp"
 #include "tool/replay_command.hpp"

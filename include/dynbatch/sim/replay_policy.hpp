@@ -16,7 +16,7 @@ namespace dynbatch::inline DYNBATCH_ABI {
 /// what is wrong, and `*position`, if given, where in the policy list.
 [[nodiscard]] DYNBATCH_API ReplayRun replay_policy(const PolicySpec& spec, const Trace& trace,
                                                    const ReplayConfig& config,
-                                                   const LinearCost& cost,
+                                                   const FormulaCost& cost,
                                                    std::size_t* position = nullptr);
 
 /// Whether `spec` names a bundle and all its options are good, without a run.

@@ -108,6 +108,6 @@ class SimulatedExecutor {
   std::int64_t busy_ns_ = 0;
 };
 
-static_assert(Executor<SimulatedExecutor<LinearCost>>);
+static_assert(Executor<SimulatedExecutor<FormulaCost>>);
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

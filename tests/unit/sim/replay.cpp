@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/cost_sets.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay.hpp>
 #include <dynbatch/sim/replay_policy.hpp>
@@ -29,7 +30,7 @@ using dynbatch::TraceRequest;
 
 namespace {
 
-const dynbatch::LinearCost kCost = dynbatch::kLlama70bFp8H100Tp4Vllm.model;
+const dynbatch::FormulaCost kCost = dynbatch::kLlama70bFp8H100Tp4Vllm.model;
 const reference::Cost kReferenceCost{11'020'000, 54'700'000, 27'910, 44'600'000};
 
 ReplayRun run_policy(std::string_view policy, const Trace& trace, const ReplayConfig& config) {

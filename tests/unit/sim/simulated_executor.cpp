@@ -9,7 +9,7 @@
 
 using dynbatch::Chunk;
 using dynbatch::ChunkKind;
-using dynbatch::LinearCost;
+using dynbatch::FormulaCost;
 using dynbatch::OutcomeKind;
 using dynbatch::SimulatedExecutor;
 using dynbatch::SimulatedRequest;
@@ -57,8 +57,8 @@ struct Fixture {
   std::vector<TraceRequest> requests{{.output_tokens = 3}, {.output_tokens = 1}};
   std::vector<SimulatedRequest> records = std::vector<SimulatedRequest>(2);
   StepResultBuffer result;
-  SimulatedExecutor<LinearCost> executor{
-      LinearCost{{10'000'000, 0, 1'000'000'000, 0, 0, 1}, {}}, {}, requests, records};
+  SimulatedExecutor<FormulaCost> executor{
+      FormulaCost{{10'000'000, 0, 1'000'000'000, 0, 0, 1}, {}}, {}, requests, records};
 };
 
 }  // namespace
