@@ -51,15 +51,20 @@ template <class T>
   return p;
 }
 
-/// Largest integer whose square is not above `n`; 0 for a negative one. Newton, from above.
+/// Largest integer whose square is not above `n`; 0 for a negative one. Exact: the root in doubles
+/// is a guess.
 [[nodiscard]] constexpr std::int64_t integer_sqrt(std::int64_t n) noexcept {
+  constexpr std::int64_t kMostRoot = 3'037'000'499;  // of the largest int64
   if (n < 1) {
     return 0;
   }
-  const int bits = 64 - __builtin_clzll(static_cast<unsigned long long>(n));
-  std::int64_t root = std::int64_t{1} << (bits + 1) / 2;
-  for (std::int64_t next = (root + n / root) / 2; next < root; next = (root + n / root) / 2) {
-    root = next;
+  std::int64_t root =
+      min_of(static_cast<std::int64_t>(__builtin_sqrt(static_cast<double>(n))), kMostRoot);
+  while (root * root > n) {
+    --root;
+  }
+  while (root < kMostRoot && (root + 1) * (root + 1) <= n) {
+    ++root;
   }
   return root;
 }

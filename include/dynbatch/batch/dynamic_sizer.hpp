@@ -7,8 +7,8 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/time.hpp>
+#include <dynbatch/batch/detail/memory_forecast.hpp>
 #include <dynbatch/batch/detail/prefill_within.hpp>
-#include <dynbatch/batch/output_lengths.hpp>
 #include <dynbatch/batch/step_time_fit.hpp>
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/model/stats.hpp>
@@ -85,9 +85,15 @@ class DynamicSizer {
 
   [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
     if (is_recompute_due(in.now)) {
-      const bool is_listed = gather(in);
-      by_memory_ = is_listed ? sequences_by_memory(in) : sequences_by_sums(in);
-      recoverable_tokens_ = is_listed ? recoverable_tokens() : config_.recovery_tokens;
+      if (in.num_waiting > 0) {
+        mean_prompt_ = max_of<std::int64_t>(in.waiting_prompt_tokens, 0) / in.num_waiting;
+      }
+      const bool is_listed = forecast_.gather(in);
+      by_memory_ = is_listed ? forecast_.sequences(in, mean_prompt_, config_.memory_spread_percent)
+                             : sequences_by_sums(in);
+      recoverable_tokens_ = is_listed && !forecast_.nearly_all_survive(config_.recovery_tokens)
+                                ? 0
+                                : config_.recovery_tokens;
       by_latency_ = sequences_by_latency(in);
       recomputed_at_ = in.now;
       was_computed_ = true;
@@ -128,7 +134,7 @@ class DynamicSizer {
   void observe(const StepFeedback& feedback) noexcept {
     fit_.observe(feedback.now, feedback.work, feedback.measured);
     for (const FinishedOutput& output : feedback.finished) {
-      lengths_.add(output.request_class, output.tokens);
+      forecast_.add_ended(output);
     }
     if (feedback.num_finished > 0 && feedback.finished_output_tokens >= 0) {
       // Halving keeps the mean fresh and the sums far from overflow.
@@ -193,106 +199,6 @@ class DynamicSizer {
       return saturating_add(so_far, block_size);
     }
     return max_of(finished_tokens_ / num_finished_, so_far);
-  }
-
-  /// Takes stock of what runs, and of how long outputs become. False where nobody lists it, or
-  /// nothing is known: a first batch is not held back by guesses. O(running + buckets).
-  bool gather(const SizerInput& in) noexcept {
-    const std::int64_t block = in.pool.block_size;
-    if (in.num_waiting > 0) {
-      mean_prompt_ = max_of<std::int64_t>(in.waiting_prompt_tokens, 0) / in.num_waiting;
-    }
-    const bool knows_nothing = in.num_decoding + in.num_prefilling == 0 &&
-                               lengths_.num_ended(RequestClass::Interactive) == 0;
-    if (in.running.is_empty() || knows_nothing) {
-      return false;
-    }
-    for (Cohort& cohort : cohorts_) {
-      cohort = Cohort{};
-    }
-    lengths_.begin();
-    num_listed_ = 0;
-    held_tokens_ = 0;
-    in.running.for_each([&](const RunningSequence& r) noexcept {
-      lengths_.add_running(r.request_class, r.output_tokens, r.max_output_tokens);
-      Cohort& cohort = cohort_of(r.request_class, OutputLengths::bucket_of(r.output_tokens));
-      ++cohort.sequences;
-      cohort.tokens += r.known_tokens + block / 2;  // the last block is half full
-      ++num_listed_;
-      held_tokens_ += r.held_tokens;
-    });
-    lengths_.update();
-    return true;
-  }
-
-  /// `recovery_tokens`, if nearly all (kNearlyAll) of the running sequences are expected to get so
-  /// many tokens more, else 0: who ends sooner can't make good what was late. O(cohorts).
-  [[nodiscard]] std::int64_t recoverable_tokens() const noexcept {
-    std::int64_t surviving = 0;
-    for (std::size_t i = 0; i < OutputLengths::kNumClasses * OutputLengths::kNumBuckets; ++i) {
-      if (cohorts_[i].sequences > 0) {
-        const auto request_class = static_cast<RequestClass>(i / OutputLengths::kNumBuckets);
-        const std::int64_t outputs = OutputLengths::start_of(i % OutputLengths::kNumBuckets);
-        surviving += cohorts_[i].sequences *
-                     lengths_.surviving(request_class, outputs, config_.recovery_tokens);
-      }
-    }
-    return surviving >= num_listed_ * kNearlyAll ? config_.recovery_tokens : 0;
-  }
-
-  /// Sequences that the pool will hold: those that run, plus as many of the mean waiting request as
-  /// find room beside them at every later moment. Until then what runs has grown, and the share of
-  /// it that OutputLengths expects to have ended is gone. Blocks that several sequences share count
-  /// once. O(buckets * moments).
-  [[nodiscard]] std::int64_t sequences_by_memory(const SizerInput& in) noexcept {
-    const std::int64_t block = in.pool.block_size;
-    if (block < 1 || in.pool.total_blocks < 1) {
-      return kNoBound;
-    }
-    const std::int64_t shared =
-        max_of<std::int64_t>(held_tokens_ / block - in.pool.referenced_blocks, 0);
-    const std::int64_t room = saturating_mul(saturating_add(in.pool.total_blocks, shared), block);
-    std::int64_t fit = kNoBound;
-    std::int64_t grown = 0;
-    for (std::size_t moment = 0; moment < OutputLengths::kNumBuckets; moment += kMomentStep) {
-      const std::int64_t more = OutputLengths::start_of(moment);
-      const std::int64_t used = tokens_after(more);
-      const std::int64_t alive = lengths_.surviving(RequestClass::Interactive, 0, more);
-      const std::int64_t each = (mean_prompt_ + block / 2 + more) * alive / OutputLengths::kScale;
-      if (each > 0) {
-        fit = min_of(fit, max_of<std::int64_t>(room - used, 0) / each);
-      }
-      if (used < grown / 4) {
-        break;  // most have ended
-      }
-      grown = max_of(grown, used);
-    }
-    return saturating_add(num_listed_, fit);
-  }
-
-  /// What the running sequences will hold after `more` tokens each: the expectation, and
-  /// `memory_spread_percent` of its standard deviation if they end independently of each other.
-  [[nodiscard]] std::int64_t tokens_after(std::int64_t more) const noexcept {
-    constexpr std::int64_t kMost = std::int64_t{1} << 20;  // keeps the products in range
-    std::int64_t tokens = 0;
-    std::int64_t variance = 0;
-    for (std::size_t c = 0; c < OutputLengths::kNumClasses; ++c) {
-      const auto request_class = static_cast<RequestClass>(c);
-      for (std::size_t b = 0; b < OutputLengths::kNumBuckets; ++b) {
-        const Cohort& cohort = cohorts_[c * OutputLengths::kNumBuckets + b];
-        if (cohort.sequences == 0) {
-          continue;
-        }
-        const std::int64_t alive =
-            lengths_.surviving(request_class, OutputLengths::start_of(b), more);
-        const std::int64_t each = min_of(cohort.tokens / cohort.sequences + more, kMost);
-        const std::int64_t n = min_of(cohort.sequences, kMost >> 4);
-        tokens += n * each * alive / OutputLengths::kScale;
-        const std::int64_t share = alive / 1024;  // of 1,024
-        variance += (n * each * each / 4096) * (share * (1024 - share) / 256);
-      }
-    }
-    return tokens + integer_sqrt(variance) * config_.memory_spread_percent / 100;
   }
 
   /// The same from sums, where nobody lists what runs.
@@ -370,30 +276,13 @@ class DynamicSizer {
         config_.min_prefill_tokens);
   }
 
-  /// Running sequences of one class with about as many outputs.
-  struct Cohort {
-    std::int64_t sequences = 0;
-    std::int64_t tokens = 0;  ///< What they hold now.
-  };
-  static constexpr std::size_t kMomentStep = 4;
-  static constexpr std::int64_t kNearlyAll = OutputLengths::kScale / 100 * 90;
-  [[nodiscard]] Cohort& cohort_of(RequestClass request_class, std::size_t bucket) noexcept {
-    return cohorts_[min_of(static_cast<std::size_t>(request_class),
-                           OutputLengths::kNumClasses - 1) *
-                        OutputLengths::kNumBuckets +
-                    bucket];
-  }
-
   Config config_;
-  OutputLengths lengths_;
-  Cohort cohorts_[OutputLengths::kNumClasses * OutputLengths::kNumBuckets]{};
+  detail::MemoryForecast forecast_;
   std::int64_t alpha_millionths_ = 0;
   StepTimeFit fit_;
   std::int64_t num_finished_ = 0;
   std::int64_t finished_tokens_ = 0;
   std::int64_t mean_prompt_ = 0;
-  std::int64_t num_listed_ = 0;   // sequences in cohorts_,
-  std::int64_t held_tokens_ = 0;  // and what their blocks have room for
   std::int64_t recoverable_tokens_ = 0;
   std::int64_t by_memory_ = kNoBound;
   std::int64_t by_latency_ = kNoBound;

@@ -69,19 +69,24 @@ class OutputLengths {
       for (std::int64_t& n : c.running) {
         n = 0;
       }
+      c.num_running = 0;
     }
   }
   void add_running(RequestClass request_class, std::int64_t outputs, std::int64_t limit) noexcept {
     Curve& c = curves_[index_of(request_class)];
     ++c.running[bucket_of(outputs)];
+    ++c.num_running;
     c.limit = clamp_to(limit, c.limit, kMostTokens);
     c.longest = clamp_to(outputs, c.longest, kMostTokens);
   }
 
-  /// Computes the curves anew. O(buckets).
+  /// Computes the curves anew: of Interactive, and of each class of which somebody runs.
+  /// O(buckets).
   void update() noexcept {
-    for (Curve& c : curves_) {
-      update(c);
+    for (std::size_t i = 0; i < kNumClasses; ++i) {
+      if (i == 0 || curves_[i].num_running > 0) {
+        update(curves_[i]);
+      }
     }
   }
 
@@ -92,6 +97,12 @@ class OutputLengths {
     const Curve& c = curves_[index_of(request_class)];
     const std::int64_t now = share_at(c, outputs);
     return now > 0 ? min_of(share_at(c, saturating_add(outputs, more)) * kScale / now, kScale) : 0;
+  }
+
+  /// Share of all outputs of the class that have `tokens` at least, in kScale. O(1).
+  [[nodiscard]] std::int64_t reaching(RequestClass request_class,
+                                      std::int64_t tokens) const noexcept {
+    return share_at(curves_[index_of(request_class)], tokens);
   }
 
   /// Outputs of the class that have ended, decayed.
@@ -110,6 +121,7 @@ class OutputLengths {
     std::int64_t running[kNumBuckets]{};
     std::int64_t share[kNumBuckets + 1]{};  // that reach the bucket, in kScale
     std::int64_t num_ended = 0;
+    std::int64_t num_running = 0;
     std::int64_t limit = 0;    // largest limit met
     std::int64_t longest = 0;  // longest output met
   };
@@ -122,9 +134,10 @@ class OutputLengths {
   [[nodiscard]] static std::int64_t share_at(const Curve& c, std::int64_t tokens) noexcept {
     const std::size_t b = bucket_of(tokens);
     const std::int64_t start = start_of(b);
-    const std::int64_t width = start_of(b + 1) - start;
-    const std::int64_t into = clamp_to<std::int64_t>(tokens - start, 0, width);
-    return c.share[b] - (c.share[b] - c.share[b + 1]) * into / width;
+    const int log_width = b < 8 ? 2 : static_cast<int>((b - 8) / 8) + 2;
+    const std::int64_t into =
+        clamp_to<std::int64_t>(tokens - start, 0, std::int64_t{1} << log_width);
+    return c.share[b] - ((c.share[b] - c.share[b + 1]) * into >> log_width);
   }
 
   static void update(Curve& c) noexcept {

@@ -74,3 +74,16 @@ TEST_CASE("the largest number that fits is found from any guess in few calls", "
   CHECK(largest_fitting(3, 9, [](std::int64_t) { return false; }) == 0);
   CHECK(largest_fitting(0, -1, [](std::int64_t) { return true; }) == 0);
 }
+
+TEST_CASE("an integer square root is exact", "[base]") {
+  CHECK(integer_sqrt(-4) == 0);
+  for (std::int64_t root = 0; root < 100'000; ++root) {
+    REQUIRE(integer_sqrt(root * root) == root);
+    REQUIRE(integer_sqrt(root * root + 2 * root) == root);
+  }
+  for (std::int64_t root = 3'037'000'499; root > 3'037'000'000; --root) {
+    REQUIRE(integer_sqrt(root * root) == root);
+    REQUIRE(integer_sqrt(root * root - 1) == root - 1);
+  }
+  CHECK(integer_sqrt(kMost) == 3'037'000'499);
+}
