@@ -156,6 +156,49 @@ TEST_CASE("prompt tokens of a step fill the slack", "[batch]") {
   CHECK(static_cast<double>(tighter.max_prefill_tokens) == Approx(480).epsilon(0.02));
 }
 
+TEST_CASE(
+    "prompt tokens behind a long prefix are fewer, and the prompts behind it count as mean ones",
+    "[batch]") {
+  // 10 ms + 0.02 ms a token + 10 ns a query-key pair; decodes cost nothing beyond the step.
+  Config config;
+  config.recovery_tokens = 0;
+  config.min_prefill_tokens = 10;
+  config.fit.publish_ns = 0;
+  DynamicSizer sizer(config);
+  SplitMix64 random(4);
+  TimeNs now{};
+  for (int i = 0; i < 100; ++i) {
+    StepFeedback fb;
+    fb.work.decode_rows = 8;
+    fb.work.kv_tokens = 8000;
+    if (i % 2 == 0) {
+      const std::int64_t prefix = random.between(0, 16'000);
+      fb.work = with_prefill(fb.work, prefix, random.between(100, 1000));
+    }
+    fb.measured = {10'000'000 + 20'000 * fb.work.prefill_tokens + 10 * fb.work.attention_pairs};
+    now = now + fb.measured;
+    fb.now = now;
+    sizer.observe(fb);
+  }
+  SizerInput in = decoding_engine(now, 8, milliseconds(50), milliseconds(50));
+  const auto tokens = [&](std::int64_t position, std::int64_t left) {
+    in.next_prompt_position = position;
+    in.next_prompt_tokens = left;
+    return static_cast<double>(sizer.limits(in).max_prefill_tokens);
+  };
+  in.num_waiting = 0;
+  in.waiting_prompt_tokens = 0;
+  // 40 ms: n x 0.02 + n^2 x 5e-6 (n = 1,464); behind 8,000 positions n x 0.1 + n^2 x 5e-6 (392).
+  CHECK(tokens(0, 10'000) == Approx(1464).epsilon(0.02));
+  CHECK(tokens(8000, 10'000) == Approx(392).epsilon(0.02));
+  // 200 tokens of that are 20.2 ms; the rest are whole prompts of 1,000: 0.025 ms a token (792).
+  in.num_waiting = 100;
+  in.waiting_prompt_tokens = 100'000;
+  CHECK(tokens(8000, 200) == Approx(200 + 792).epsilon(0.02));
+  // Nobody says what comes next: all are mean ones.
+  CHECK(tokens(0, 0) == Approx(1600).epsilon(0.02));
+}
+
 TEST_CASE("a step may run late by what later decodes make good", "[batch]") {
   Config config;
   config.recovery_tokens = 2;

@@ -69,6 +69,21 @@ TEST_CASE("prompts fill what the decodes leave of the budget", "[batch]") {
   CHECK(sizer.limits(in).max_prefill_tokens == 128);
 }
 
+TEST_CASE("a step stays within the budget by the cost that the sizer publishes", "[batch]") {
+  SloBudgetSizer sizer;
+  teach(sizer);
+  SizerInput in = input_of();
+  for (in.num_decoding = 1; in.num_decoding < 260; in.num_decoding += 7) {
+    in.decoding_kv_tokens = in.num_decoding * std::int64_t{500};
+    in.next_prompt_tokens = 100'000;
+    const BatchLimits limits = sizer.limits(in);
+    const StepWork decodes{0, in.num_decoding, in.decoding_kv_tokens, 0};
+    const DurationNs budget{SloBudgetSizer::budget_ns(in, 650)};
+    CHECK(sizer.cost().predict(with_prefill(decodes, 0, limits.max_prefill_tokens)) <= budget);
+    CHECK(sizer.cost().predict(with_prefill(decodes, 0, limits.max_prefill_tokens + 1)) > budget);
+  }
+}
+
 TEST_CASE("without a limit, or before anything is learned, the fixed limits hold", "[batch]") {
   SloBudgetSizer sizer;
   CHECK(sizer.limits(input_of()).max_prefill_tokens == 10'240);

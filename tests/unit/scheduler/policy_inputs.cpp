@@ -4,7 +4,9 @@
 #include "order_host.hpp"
 
 #include <catch2/catch.hpp>
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 using namespace dynbatch;
@@ -140,4 +142,31 @@ TEST_CASE("a call that makes no plan is no step") {
   CHECK(seen.steps[1].step == seen.steps[0].step);
   CHECK(seen.steps[2].step == seen.steps[0].step);
   CHECK(seen.steps[3].step == seen.steps[0].step + 1);
+}
+
+TEST_CASE("a sizer is told where the prompt that is next begins and how much of it is left") {
+  using Next = std::pair<std::int64_t, std::int64_t>;
+  struct Spy : TokenBudgetSizer {
+    explicit Spy(std::vector<Next>& s) : TokenBudgetSizer(Config{.budget = 100}), seen(&s) {}
+    [[nodiscard]] BatchLimits limits(const SizerInput& in) noexcept {
+      seen->emplace_back(in.next_prompt_position, in.next_prompt_tokens);
+      return TokenBudgetSizer::limits(in);
+    }
+    std::vector<Next>* seen;
+  };
+  std::vector<Next> seen;
+  Capabilities caps;
+  caps.max_tokens = 1024;
+  caps.max_sequences = 8;
+  auto made = Scheduler<Spy, NoSplit, NullBalancer, BlockPool<>, FcfsAdmission>::make(
+      SchedulerConfig{}, caps, Spy(seen), NoSplit{}, NullBalancer{},
+      BlockPool<>(BlockPool<>::Config{.num_blocks = 100, .block_size = 16}), FcfsAdmission{});
+  REQUIRE(made);
+  REQUIRE(submit_order(*made, {.id = 0, .length = 250, .outputs = 9}));
+  REQUIRE(submit_order(*made, {.id = 1, .length = 130, .outputs = 9}));
+  // Steps of 100 tokens: 100 of the first; 100; 50 and 50 of the second; 1 and 80; then decodes.
+  for (std::int64_t i = 0; i < 5; ++i) {
+    run_one(*made, TimeNs{i + 1});
+  }
+  CHECK(seen == std::vector<Next>{{0, 250}, {100, 150}, {200, 50}, {50, 80}, {0, 0}});
 }
