@@ -65,24 +65,11 @@ struct StepCost {
   /// Exact, also where predict() saturates. `prefix` and all work >= 0.
   [[nodiscard]] constexpr std::int64_t prefill_tokens_within(DurationNs limit, const StepWork& work,
                                                              std::int64_t prefix,
-                                                             std::int64_t most) const noexcept {
-    const double pair_ps = static_cast<double>(attention_pair_fs) * 1e-3;
-    return largest_within(
-        limit, work, static_cast<double>(prefill_token_ps) + pair_ps * static_cast<double>(prefix),
-        pair_ps * 0.5, most,
-        [&](std::int64_t n) noexcept { return with_prefill(work, prefix, n); });
-  }
-
+                                                             std::int64_t most) const noexcept;
   /// The same for decoding sequences of `context` positions each.
   [[nodiscard]] constexpr std::int64_t decode_rows_within(DurationNs limit, const StepWork& work,
                                                           std::int64_t context,
-                                                          std::int64_t most) const noexcept {
-    return largest_within(limit, work,
-                          static_cast<double>(decode_row_ps) +
-                              static_cast<double>(kv_token_ps) * static_cast<double>(context),
-                          0.0, most,
-                          [&](std::int64_t n) noexcept { return with_decodes(work, context, n); });
-  }
+                                                          std::int64_t most) const noexcept;
 
   friend constexpr bool operator==(const StepCost&, const StepCost&) noexcept = default;
 
@@ -125,5 +112,25 @@ struct StepCost {
         guess, most, [&](std::int64_t n) noexcept { return variable_ps(more(n)) <= room_ps; });
   }
 };
+
+// Behind the class: before that clang 19 has no body of the template for a constant expression.
+constexpr std::int64_t StepCost::prefill_tokens_within(DurationNs limit, const StepWork& work,
+                                                       std::int64_t prefix,
+                                                       std::int64_t most) const noexcept {
+  const double pair_ps = static_cast<double>(attention_pair_fs) * 1e-3;
+  return largest_within(
+      limit, work, static_cast<double>(prefill_token_ps) + pair_ps * static_cast<double>(prefix),
+      pair_ps * 0.5, most, [&](std::int64_t n) noexcept { return with_prefill(work, prefix, n); });
+}
+
+constexpr std::int64_t StepCost::decode_rows_within(DurationNs limit, const StepWork& work,
+                                                    std::int64_t context,
+                                                    std::int64_t most) const noexcept {
+  return largest_within(limit, work,
+                        static_cast<double>(decode_row_ps) +
+                            static_cast<double>(kv_token_ps) * static_cast<double>(context),
+                        0.0, most,
+                        [&](std::int64_t n) noexcept { return with_decodes(work, context, n); });
+}
 
 }  // namespace dynbatch::inline DYNBATCH_ABI
