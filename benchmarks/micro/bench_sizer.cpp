@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the default sizer and its fit of step times cost a step: limits() + observe().
 //   quiet        nothing is published and no term computed anew
-//   republished  every step comes 100 ms after the last: costs are published, memory and latency
-//                terms computed anew from a list of all running sequences
+//   republished  every step comes 100 ms after the last, so that costs are published each time
+//   recomputed   and memory and latency terms are computed anew, from a list of all that runs
 // Work and noise of the steps are drawn beforehand.
 #include <dynbatch/base/random.hpp>
 #include <dynbatch/batch/dynamic_sizer.hpp>
@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -71,7 +72,7 @@ std::vector<RunningSequence> draw_running(std::int32_t n) {
 }
 
 template <class Sizer>
-void sizer_step(benchmark::State& state, bool is_republished) {
+void sizer_step(benchmark::State& state, Sizer sizer, bool is_republished) {
   const auto num_running = static_cast<std::int32_t>(state.range(0));
   std::vector<Step> steps = draw_steps(num_running);
   std::vector<RunningSequence> running = draw_running(num_running);
@@ -81,7 +82,6 @@ void sizer_step(benchmark::State& state, bool is_republished) {
       take(state_of_take, r);
     }
   });
-  Sizer sizer;
   SplitMix64 random(3);
   std::vector<FinishedOutput> finished(400);
   for (FinishedOutput& output : finished) {
@@ -143,16 +143,25 @@ void inverse(benchmark::State& state, bool is_quadratic) {
   }
 }
 
-void dynamic_sizer_step(benchmark::State& state, bool is_republished) {
-  sizer_step<DynamicSizer>(state, is_republished);
+enum class Case : std::uint8_t { Quiet, Republished, Recomputed };
+
+void dynamic_sizer_step(benchmark::State& state, Case which) {
+  DynamicSizer::Config config;
+  if (which == Case::Republished) {
+    config.recompute_ns = std::numeric_limits<std::int64_t>::max();
+  }
+  sizer_step(state, DynamicSizer(config), which != Case::Quiet);
 }
 void slo_budget_sizer_step(benchmark::State& state, bool is_republished) {
-  sizer_step<SloBudgetSizer>(state, is_republished);
+  sizer_step(state, SloBudgetSizer(), is_republished);
 }
 
-BENCHMARK_CAPTURE(dynamic_sizer_step, quiet, false)->Name("BM_SizerStep/quiet")->Arg(256);
-BENCHMARK_CAPTURE(dynamic_sizer_step, republished, true)
+BENCHMARK_CAPTURE(dynamic_sizer_step, quiet, Case::Quiet)->Name("BM_SizerStep/quiet")->Arg(256);
+BENCHMARK_CAPTURE(dynamic_sizer_step, republished, Case::Republished)
     ->Name("BM_SizerStep/republished")
+    ->Arg(256);
+BENCHMARK_CAPTURE(dynamic_sizer_step, recomputed, Case::Recomputed)
+    ->Name("BM_SizerStep/recomputed")
     ->Arg(256)
     ->Arg(1024);
 BENCHMARK_CAPTURE(slo_budget_sizer_step, quiet, false)

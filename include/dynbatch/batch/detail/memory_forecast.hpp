@@ -101,6 +101,8 @@ class MemoryForecast {
   static constexpr std::size_t kNumBuckets = OutputLengths::kNumBuckets;
   static constexpr std::size_t kNumClasses = OutputLengths::kNumClasses;
   static constexpr std::int64_t kScale = OutputLengths::kScale;
+  static constexpr int kScaleLog = 20;
+  static_assert(kScale == std::int64_t{1} << kScaleLog);
   static constexpr std::size_t kMomentStep = 4;
 
   struct Total {
@@ -135,7 +137,7 @@ class MemoryForecast {
   /// Share of a cohort that gets `more` tokens at least, in kScale.
   [[nodiscard]] std::int64_t alive(const Cohort& cohort, std::int64_t more) const noexcept {
     const std::int64_t reaching = lengths_.reaching(cohort.request_class, cohort.outputs + more);
-    return min_of(reaching * cohort.reciprocal / kScale, kScale);
+    return min_of((reaching * cohort.reciprocal) >> kScaleLog, kScale);
   }
 
   /// What the running sequences will hold after `more` tokens each: the expectation, and
@@ -150,9 +152,10 @@ class MemoryForecast {
       const std::int64_t share = alive(cohort, more);
       const std::int64_t each = min_of(cohort.each + more, kMost);
       const std::int64_t n = min_of(cohort.sequences, kMost >> 4);
-      tokens += n * each * share / kScale;
-      const std::int64_t p = share / 1024;  // of 1,024
-      variance += (n * each * each / 4096) * (p * (1024 - p) / 256);
+      // Shifts of what is not negative: a division would look at the sign.
+      tokens += (n * each * share) >> kScaleLog;
+      const std::int64_t p = share >> 10;  // of 1,024
+      variance += ((n * each * each) >> 12) * ((p * (1024 - p)) >> 8);
     }
     return tokens + integer_sqrt(variance) * spread_percent / 100;
   }
