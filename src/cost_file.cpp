@@ -164,7 +164,12 @@ CostResult read_set(const Json& set, std::string_view file) {
   if (!(is_form ? read_form(form->get<std::string>(), model, problem)
                 : read_linear(set, model, problem)) ||
       !read_number(set, "host_overhead_ms", false, 1e6, model.host_overhead.ns, problem)) {
-    return fail(fmt::format("{}: {}", file, problem));
+    const auto name = set.find("name");
+    const bool is_built_in =
+        name != set.end() && std::any_of(kCostSets.begin(), kCostSets.end(),
+                                         [&](const CostSet& s) { return *name == s.name; });
+    return fail(fmt::format("{}: {}{}", file, problem,
+                            is_built_in ? "; the set of this name is built in" : ""));
   }
   const auto text_of = [&](const char* key, std::string_view otherwise) {
     const auto found = set.find(key);
