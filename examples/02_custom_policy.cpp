@@ -9,7 +9,6 @@
 // aimd      2.3k tok/s, TTFT p99 1.7 s, 100 % in time
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
-#include <dynbatch/sim/cost_model.hpp>
 #include <dynbatch/sim/cost_sets.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay.hpp>
