@@ -98,6 +98,8 @@ class StepTimeFit {
   static constexpr double kUnknown = 1e6;
   /// The same for attention: where few steps have been seen, its share goes to the tokens.
   static constexpr double kUnknownPairs = 1e4;
+  /// Above what the longest step could show, in ms a unit.
+  static constexpr double kMostTheta = 1e12;
   static constexpr double kUsual = 16.0;  // ms
   /// A sample may be judged an outlier only where the fit's own variance is below this share.
   static constexpr double kKnown = 0.5;
@@ -131,7 +133,7 @@ class StepTimeFit {
                                                    DurationNs measured) noexcept {
     constexpr std::int64_t kHourNs = 3'600'000'000'000;
     const auto in_range = [](std::int64_t v, int bits) {
-      return v >= 0 && v <= INT64_C(1) << bits;
+      return v >= 0 && v <= std::int64_t{1} << bits;
     };
     return measured.ns > 0 && measured.ns <= kHourNs && in_range(work.prefill_tokens, 24) &&
            in_range(work.decode_rows, 20) && in_range(work.kv_tokens, 34) &&
@@ -235,6 +237,9 @@ class StepTimeFit {
           theta_[i] -= covariance_[i][held] * step;
         }
         theta_[held] = 0.0;
+      } else if (!(theta_[held] <= kMostTheta)) {  // nor a number, perhaps
+        theta_[held] = 0.0;
+        forget_all();
       }
     }
   }
