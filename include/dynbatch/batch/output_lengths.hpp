@@ -59,6 +59,7 @@ class OutputLengths {
       }
     }
     ++c.ended[bucket_of(tokens)];
+    c.is_seen = true;
     ++c.num_ended;
     c.longest = clamp_to(tokens, c.longest, kMostTokens);
   }
@@ -69,23 +70,21 @@ class OutputLengths {
       for (std::int64_t& n : c.running) {
         n = 0;
       }
-      c.num_running = 0;
     }
   }
   void add_running(RequestClass request_class, std::int64_t outputs, std::int64_t limit) noexcept {
     Curve& c = curves_[index_of(request_class)];
     ++c.running[bucket_of(outputs)];
-    ++c.num_running;
+    c.is_seen = true;
     c.limit = clamp_to(limit, c.limit, kMostTokens);
     c.longest = clamp_to(outputs, c.longest, kMostTokens);
   }
 
-  /// Computes the curves anew: of Interactive, and of each class of which somebody runs.
-  /// O(buckets).
+  /// Computes the curves anew. O(buckets).
   void update() noexcept {
-    for (std::size_t i = 0; i < kNumClasses; ++i) {
-      if (i == 0 || curves_[i].num_running > 0) {
-        update(curves_[i]);
+    for (Curve& c : curves_) {
+      if (c.is_seen || c.share[0] == 0) {  // the curve of a class that was never seen stays
+        update(c);
       }
     }
   }
@@ -121,7 +120,7 @@ class OutputLengths {
     std::int64_t running[kNumBuckets]{};
     std::int64_t share[kNumBuckets + 1]{};  // that reach the bucket, in kScale
     std::int64_t num_ended = 0;
-    std::int64_t num_running = 0;
+    bool is_seen = false;      // by add() or add_running()
     std::int64_t limit = 0;    // largest limit met
     std::int64_t longest = 0;  // longest output met
   };
@@ -132,11 +131,19 @@ class OutputLengths {
 
   /// Share of all outputs that have so many tokens at least, in kScale.
   [[nodiscard]] static std::int64_t share_at(const Curve& c, std::int64_t tokens) noexcept {
-    const std::size_t b = bucket_of(tokens);
-    const std::int64_t start = start_of(b);
-    const int log_width = b < 8 ? 2 : static_cast<int>((b - 8) / 8) + 2;
-    const std::int64_t into =
-        clamp_to<std::int64_t>(tokens - start, 0, std::int64_t{1} << log_width);
+    // As bucket_of() and start_of() say, without going through the start: what is left of the
+    // tokens below the bucket's number is how far they are into it.
+    const std::int64_t t = max_of<std::int64_t>(tokens, 0);
+    std::size_t b = static_cast<std::size_t>(t / 4);
+    int log_width = 2;
+    if (t >= 32) {
+      log_width = 60 - __builtin_clzll(static_cast<unsigned long long>(t));
+      b = static_cast<std::size_t>(log_width - 2) * 8U + static_cast<std::size_t>(t >> log_width);
+    }
+    if (b >= kNumBuckets) {
+      return c.share[kNumBuckets];
+    }
+    const std::int64_t into = t & ((std::int64_t{1} << log_width) - 1);
     return c.share[b] - ((c.share[b] - c.share[b + 1]) * into >> log_width);
   }
 

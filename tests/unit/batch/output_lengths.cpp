@@ -125,3 +125,29 @@ TEST_CASE("Curves never rise, forget slowly and stand absurd input") {
   }
   CHECK(lengths.num_ended(kClass) <= 4096);
 }
+
+TEST_CASE("Between the starts of two buckets a curve is a straight line") {
+  OutputLengths lengths;
+  SplitMix64 rng(10);
+  for (int i = 0; i < 2000; ++i) {
+    lengths.add(kClass, rng.between(0, std::int64_t{1} << rng.between(1, 19)));
+  }
+  lengths.begin();
+  lengths.update();
+  for (std::size_t b = 0; b + 1 < OutputLengths::kNumBuckets; ++b) {
+    const std::int64_t start = OutputLengths::start_of(b);
+    const std::int64_t width = OutputLengths::start_of(b + 1) - start;
+    const std::int64_t high = lengths.reaching(kClass, start);
+    const std::int64_t low = lengths.reaching(kClass, start + width);
+    INFO("bucket " << b);
+    REQUIRE(low <= high);
+    for (const std::int64_t into : {std::int64_t{1}, width / 2, width - 1}) {
+      // Rounded as a fall is, down.
+      REQUIRE(lengths.reaching(kClass, start + into) == high - (high - low) * into / width);
+    }
+  }
+  CHECK(lengths.reaching(kClass, -3) == OutputLengths::kScale);
+  CHECK(lengths.reaching(RequestClass::Interactive, 0) == OutputLengths::kScale);
+  CHECK(lengths.reaching(kClass, std::int64_t{1} << 60) <=
+        lengths.reaching(kClass, std::int64_t{1} << 19));
+}
