@@ -129,6 +129,18 @@ TEST_CASE("a budget from service levels obeys the laws in every configuration", 
   CHECK(status.is_ok());
 }
 
+TEST_CASE("what was learned from absurd samples is unlearned", "[batch]") {
+  // Where a fit that holds coefficients at zero only when it publishes them breaks law 5.
+  const auto seed = GENERATE(as<std::uint64_t>{}, 312, 324, 536, 915, 938, 1624, 1658);
+  INFO("seed " << seed);
+  SloBudgetSizer::Config config;
+  config.fit.min_samples = static_cast<std::int32_t>(1 + seed % 20);
+  SloBudgetSizer sizer(config);
+  const Status status = check_batch_sizer_laws(sizer, seed);
+  INFO(text_of(status));
+  CHECK(status.is_ok());
+}
+
 TEST_CASE("the laws find a sizer that breaks them", "[batch]") {
   // Law 2: answers above its own ceiling.
   struct AboveCeiling : UnboundedSizer {

@@ -354,6 +354,77 @@ TEST_CASE("an engine that became faster or slower throughout is learned anew", "
   CHECK(relative_error(fit.cost(), truth, with_prefill({0, 64, 64'000, 0}, 8192, 1500)) < 0.05);
 }
 
+TEST_CASE("a cost that drifts is followed", "[batch]") {
+  double sum = 0.0;
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    StepTimeFit fit({.publish_ns = 0});
+    SplitMix64 random(seed);
+    TimeNs now = feed(fit, random, {}, kTruth, 300, 0.1);
+    double factor = 1.0;
+    for (int i = 0; i < 3000; ++i) {
+      factor *= 1.0002;
+      StepCost truth = kTruth;
+      for (std::int64_t* v :
+           {&truth.fixed_ns, &truth.prefill_token_ps, &truth.decode_row_ps, &truth.kv_token_ps}) {
+        *v = static_cast<std::int64_t>(static_cast<double>(*v) * factor);
+      }
+      now = feed(fit, random, now, truth, 1, 0.1);
+      sum += relative_error(fit.cost(), truth, {0, 128, 150'000, 0}) / 15'000.0;
+    }
+  }
+  CHECK(sum < 0.018);  // Without forgetting 0.027.
+}
+
+TEST_CASE("steps that take three times as long now and then don't count", "[batch]") {
+  StepTimeFit fit({.publish_ns = 0});
+  SplitMix64 random(24);
+  TimeNs now = feed(fit, random, {}, kTruth, 100, 0.02);
+  double sum = 0.0;
+  for (int i = 0; i < 1000; ++i) {
+    StepCost engine = kTruth;
+    if (i % 20 == 7) {
+      engine = {3 * kTruth.fixed_ns,
+                3 * kTruth.prefill_token_ps,
+                3 * kTruth.decode_row_ps,
+                3 * kTruth.kv_token_ps,
+                0,
+                1};
+    }
+    now = feed(fit, random, now, engine, 1, 0.02);
+    sum += relative_error(fit.cost(), kTruth, {0, 128, 150'000, 0});
+  }
+  CHECK(sum / 1000.0 < 0.005);
+}
+
+TEST_CASE("an engine that became slower by less than its noise is believed", "[batch]") {
+  double late = 0.0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    StepTimeFit fit(
+        {.decode_window_ns = 20'000'000'000, .prefill_window_ns = 20'000'000'000, .publish_ns = 0});
+    SplitMix64 random(seed);
+    const TimeNs now = feed(fit, random, {}, kTruth, 300, 0.2);
+    const StepCost slow{13'800'000, 55'800'000, 68'400'000, 34'900, 0, 1};
+    feed(fit, random, now, slow, 120, 0.2);
+    late += relative_error(fit.cost(), slow, {0, 128, 150'000, 0}) / 40.0;
+  }
+  CHECK(late < 0.06);  // The windows alone: 0.09.
+}
+
+TEST_CASE("a coefficient that seemed negative doesn't spoil the others", "[batch]") {
+  // Steps that were the shorter the more attention work they had, by far: then the truth.
+  StepTimeFit fit({.publish_ns = 0});
+  SplitMix64 random(25);
+  TimeNs now{};
+  for (int i = 0; i < 100; ++i) {
+    const StepWork work{random.between(1, 100), 10, 10'000, random.between(0, 1 << 27)};
+    const DurationNs measured{200'000'000 - work.attention_pairs};
+    now = now + measured;
+    fit.observe(now, work, measured);
+  }
+  feed_from(short_prompts, fit, random, now, kTruth, 60);
+  CHECK(relative_error(fit.cost(), kTruth, with_prefill({0, 64, 64'000, 0}, 0, 1000)) < 0.02);
+}
+
 TEST_CASE("degenerate feeds keep every coefficient and prediction in range", "[batch]") {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t kEver[] = {0,
