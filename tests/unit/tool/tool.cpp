@@ -261,6 +261,22 @@ TEST_CASE("replay shares the prefixes that a trace names", "[tool]") {
   CHECK(contains(bad_block.err, "block_size = 24"));
 }
 
+TEST_CASE("a set that is a formula is named with its formula and both its errors", "[tool]") {
+  const Folder folder;
+  const Outcome o = run({"replay", "--requests", "3", "--policy", "chunked", "--cost",
+                         "llama2-70b_h100_tp8", "--json", folder.file("out.json")});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  CHECK(contains(o.out, "step times within 6.2 % of prompts, 1.7 % of decodes (MAPE)"));
+  const json cost = json::parse(read(folder.file("out.json")))["config"]["cost"];
+  CHECK(
+      cost["formula_ms"] ==
+      "0 + max(54.1, -22.3 + 0.0884 T + 3.5e-06 pairs) if T + (29.6 + 0.182 B + 0.000223 KV) if B");
+  CHECK(cost["mape_percent"] == 6.2);
+  CHECK(cost["decode_mape_percent"] == 1.7);
+  CHECK_FALSE(cost.contains("a_ms"));
+}
+
 TEST_CASE("R39, R40 - a bad trace or cost file ends with 3 and nothing is simulated", "[tool]") {
   const Folder folder;
   const std::string header = "arrival_s,input_tokens,output_tokens\n";
@@ -377,6 +393,7 @@ TEST_CASE("JSON holds configuration, digest, seed and the metrics of each policy
   CHECK(config["slo_tpot_ms"].is_null());
   CHECK(config["cost"]["name"] == "llama3.1-8b_h100_tp1_trtllm");
   CHECK(config["cost"]["d_ms_per_prefill_token"] == 0.0196);
+  CHECK(config["cost"]["formula_ms"] == "6.42 + 4.994e-05 KV + 0.0196 T");
   CHECK(report["seed"] == 7);
   CHECK(report["trace_sha256"].get<std::string>().size() == 64);
   REQUIRE(report["results"].size() == 2);
