@@ -65,9 +65,9 @@ class StepTimeFit {
                       static_cast<double>(work.decode_rows) * (1.0 / kRowUnit),
                       static_cast<double>(work.kv_tokens) * (1.0 / kKvUnit),
                       static_cast<double>(work.attention_pairs) * (1.0 / kPairUnit)};
-    const Kind kind = work.prefill_tokens > 0 ? kPrefill : kDecode;
+    const Kind kind = work.prefill_tokens > 0 ? Prefill : Decode;
     const std::int64_t window =
-        kind == kPrefill ? config_.prefill_window_ns : config_.decode_window_ns;
+        kind == Prefill ? config_.prefill_window_ns : config_.decode_window_ns;
     update(x, static_cast<double>(measured.ns) * 1e-6, kind,
            static_cast<double>(window) /
                (static_cast<double>(window) + static_cast<double>(measured.ns)));
@@ -87,7 +87,7 @@ class StepTimeFit {
   static constexpr std::size_t kPairs = 4;
   using Vector = double[kNumFeatures];
   using Matrix = double[kNumFeatures][kNumFeatures];
-  enum Kind : std::size_t { kDecode, kPrefill };
+  enum Kind : std::uint8_t { Decode, Prefill };
   enum class Verdict : std::uint8_t { Fits, Outlier, DecodeChanged, PrefillChanged, AllChanged };
 
   static constexpr double kTokenUnit = 1024.0;
@@ -158,10 +158,10 @@ class StepTimeFit {
   void loosen(const Vector& x, double error, Verdict verdict) noexcept {
     looseness_ = since_change_ < kSettled ? min_of(looseness_ * 4.0, kUnknown) : 1.0;
     since_change_ = 0;
-    num_outliers_[kDecode] = 0;
-    num_outliers_[kPrefill] = 0;
-    bias_[kDecode] = 0.0;
-    bias_[kPrefill] = 0.0;
+    num_outliers_[Decode] = 0;
+    num_outliers_[Prefill] = 0;
+    bias_[Decode] = 0.0;
+    bias_[Prefill] = 0.0;
     const Verdict other =
         verdict == Verdict::DecodeChanged ? Verdict::PrefillChanged : Verdict::DecodeChanged;
     for (std::size_t i = 0; i < kNumFeatures; ++i) {
@@ -256,7 +256,7 @@ class StepTimeFit {
     const double clipped = min_of(size, 0.5 * bound);
     scale_[kind] += (clipped - scale_[kind]) / num_judged_[kind];
     bias_[kind] += ((error < 0.0 ? -clipped : clipped) - bias_[kind]) / num_judged_[kind];
-    if (kind == kDecode) {
+    if (kind == Decode) {
       decode_fits_ = !is_outlier;
     }
     int& outliers = num_outliers_[kind];
@@ -265,9 +265,9 @@ class StepTimeFit {
         num_judged_[kind] >= kScaleOver && bias > max_of(kOneSided * scale_[kind], kLeastBias);
     const bool is_poor = since_change_ >= kStale && scale_[kind] > kPoor;
     if (is_one_sided || is_poor) {
-      return kind == kDecode ? Verdict::DecodeChanged
-             : decode_fits_  ? Verdict::PrefillChanged
-                             : Verdict::AllChanged;
+      return kind == Decode ? Verdict::DecodeChanged
+             : decode_fits_ ? Verdict::PrefillChanged
+                            : Verdict::AllChanged;
     }
     if (!is_outlier) {
       outliers -= outliers > 0 ? 1 : 0;
@@ -276,10 +276,10 @@ class StepTimeFit {
     outliers = (error < 0.0) == (last_outlier_[kind] < 0.0) ? outliers + 1 : 1;
     last_outlier_[kind] = error;
     if (outliers < kChangeAfter) {
-      decode_fits_ = decode_fits_ && (kind == kDecode || outliers > 1);
+      decode_fits_ = decode_fits_ && (kind == Decode || outliers > 1);
       return Verdict::Outlier;
     }
-    if (kind == kDecode) {
+    if (kind == Decode) {
       return Verdict::DecodeChanged;
     }
     if (decode_fits_) {
@@ -301,9 +301,9 @@ class StepTimeFit {
       }
     }
     bool is_held[kNumFeatures] = {};
-    const double noise = max_of(scale_[kPrefill], kLeastNoise);
+    const double noise = max_of(scale_[Prefill], kLeastNoise);
     const double clear = cost_.attention_pair_fs > 0 ? kStillClear : kClear;
-    if (num_judged_[kPrefill] < kScaleOver / 2.0 ||
+    if (num_judged_[Prefill] < kScaleOver / 2.0 ||
         theta[kPairs] * theta[kPairs] < clear * noise * noise * p[kPairs][kPairs]) {
       is_held[kPairs] = true;
       hold_at_zero(theta, p, kPairs);
