@@ -453,7 +453,7 @@ TEST_CASE("degenerate feeds keep every coefficient and prediction in range", "[b
                                            random.between(0, 300'000), random.between(0, 1 << 27)};
         measured = {random.one_in(2) ? ever() : random.between(1, 200'000'000)};
       }
-      fit.observe({i * 1'000'000}, work, measured);
+      fit.observe({i * std::int64_t{1'000'000}}, work, measured);
       for (const std::int64_t v :
            {fit.cost().fixed_ns, fit.cost().prefill_token_ps, fit.cost().decode_row_ps,
             fit.cost().kv_token_ps, fit.cost().attention_pair_fs}) {
