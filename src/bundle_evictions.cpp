@@ -5,7 +5,6 @@
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/cost_aware.hpp>
 #include <dynbatch/kv/lfu.hpp>
-#include <dynbatch/kv/lru.hpp>
 #include <dynbatch/kv/priority_duration.hpp>
 #include <dynbatch/kv/slru.hpp>
 #include <dynbatch/kv/ttl.hpp>
@@ -49,8 +48,6 @@ ReplayRun detail::run_bundle_evicting(const Bundle& bundle, const Trace& trace,
     return run_with(bundle, trace, config, cost, make_eviction);
   };
   switch (config.eviction) {
-    case CacheEviction::Lru:
-      return run([&] { return Lru(); });
     case CacheEviction::Ttl:
       return run([&] { return Ttl<>(); });
     case CacheEviction::Lfu:
@@ -65,12 +62,13 @@ ReplayRun detail::run_bundle_evicting(const Bundle& bundle, const Trace& trace,
       });
     case CacheEviction::Adaptive:
       return run([&] { return AdaptiveLru(); });
+    case CacheEviction::Lru:
     case CacheEviction::Belady:
       break;
   }
   ReplayRun none;
   none.status = {Errc::InvalidConfig, "eviction", static_cast<std::int64_t>(config.eviction), 0,
-                 "belady needs to know who is looked up next: replay_cache() only"};
+                 "neither lru, which run_bundle() has, nor belady, which has to know the future"};
   return none;
 }
 

@@ -20,7 +20,7 @@ template <class Bundle>
 ReplayRun run_bundle(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
                      const LinearCost& cost);
 
-/// The same with the eviction order of `config`, Belady's excepted. Of DynbatchBundle and
+/// The same with the eviction order of `config`, Lru and Belady excepted. Of DynbatchBundle and
 /// ChunkedBundle alone, as each costs a scheduler more to compile.
 template <class Bundle>
 ReplayRun run_bundle_evicting(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
