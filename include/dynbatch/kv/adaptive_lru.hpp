@@ -84,7 +84,7 @@ class AdaptiveLru {
         continue;
       }
       lists_.push_back(block, class_for(flags), path[i - min_of(lists_.kAhead, i - first)]);
-      num_own[flags >> 2U & 1U] += is_own(block) ? 1 : 0;
+      num_own[(flags & kIsDrawn) != 0 ? 1 : 0] += is_own(block) ? 1 : 0;
     }
     trial_.note_released(num_own[0], num_own[1]);
     lists_.advance(path.size() - first);
@@ -151,7 +151,8 @@ class AdaptiveLru {
   };
 
   static std::int32_t class_for(std::int32_t flags) noexcept {
-    return (flags & kIsInner) == 0 ? 0 : 1 + (flags & kContinues) + (flags >> 2U & 1);
+    return (flags & kIsInner) == 0 ? 0
+                                   : 1 + (flags & kContinues) + ((flags & kIsDrawn) != 0 ? 1 : 0);
   }
   static std::int32_t kind_of(std::int32_t c) noexcept { return (c + 1) / 2; }
   static bool is_drawn(std::int32_t c) noexcept { return c != 0 && c % 2 == 0; }
