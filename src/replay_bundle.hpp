@@ -20,6 +20,12 @@ template <class Bundle>
 ReplayRun run_bundle(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
                      const FormulaCost& cost);
 
+/// The same with the eviction order of `config`, Lru and Belady excepted. Of DynbatchBundle and
+/// ChunkedBundle alone, as each costs a scheduler more to compile.
+template <class Bundle>
+ReplayRun run_bundle_evicting(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
+                              const LinearCost& cost);
+
 /// Replays `log`, which holds the run of such a bundle, through a fresh scheduler.
 template <class Bundle>
 Status verify_bundle(const Bundle& bundle, FlightLogReader& log, FlightReplay& out);

@@ -131,8 +131,15 @@ class ReplayCommand {
       const auto found = std::find_if(kCacheEvictions.begin(), kCacheEvictions.end(),
                                       [&](const CacheEvictionName& e) { return e.name == name; });
       if (found == kCacheEvictions.end()) {
-        return fail(kUsage, fmt::format("--eviction '{}': '{}' is no eviction order; see --help",
-                                        options_.eviction, name));
+        std::string known;
+        for (const CacheEvictionName& e : kCacheEvictions) {
+          known += fmt::format("{}{}", known.empty() ? "" : ", ", e.name);
+        }
+        return fail(kUsage, fmt::format("--eviction '{}': '{}' is no eviction order; known are {}",
+                                        options_.eviction, name, known));
+      }
+      if (!options_.cache_only && found->eviction == CacheEviction::Belady) {
+        return fail(kUsage, "--eviction belady is for --cache-only: it has to know the future");
       }
       evictions_.push_back(*found);
       has_more = comma != std::string_view::npos;
@@ -172,8 +179,11 @@ class ReplayCommand {
 
   int check_cache_options() {
     if (!options_.cache_only) {
-      if (!options_.eviction.empty()) {
-        return fail(kUsage, "--eviction is for --cache-only: policies evict by LRU");
+      if (const int code = read_evictions(); code != kSuccess) {
+        return code;
+      }
+      if (!options_.record.empty() && evictions_.front().eviction != CacheEviction::Lru) {
+        return fail(kUsage, "--record writes logs of runs with --eviction lru only");
       }
       return options_.kv_blocks.empty()
                  ? kSuccess
@@ -279,8 +289,18 @@ class ReplayCommand {
       }
       policies_.push_back(spec);
     }
-    if (!options_.record.empty() &&
-        (policies_.size() != 1 || options_.units != 1 || options_.find_capacity > 0.0)) {
+    const bool is_lru_only =
+        std::all_of(evictions_.begin(), evictions_.end(),
+                    [](const CacheEvictionName& e) { return e.eviction == CacheEviction::Lru; });
+    for (const PolicySpec& spec : policies_) {
+      if (!is_lru_only && spec.name != DynbatchBundle::kName && spec.name != ChunkedBundle::kName) {
+        return fail(kUsage,
+                    fmt::format("--eviction: {} knows lru only; dynbatch and chunked know the rest",
+                                spec.name));
+      }
+    }
+    if (!options_.record.empty() && (policies_.size() != 1 || evictions_.size() != 1 ||
+                                     options_.units != 1 || options_.find_capacity > 0.0)) {
       return fail(kUsage,
                   "--record writes the log of one run: one policy, one unit, no --find-capacity");
     }
@@ -428,14 +448,18 @@ class ReplayCommand {
 
   int run_policies() {
     for (const PolicySpec& spec : policies_) {
-      PolicyResult result;
-      result.policy = std::string(spec.text);
-      const Status status =
-          report_.find_capacity > 0.0 ? search(spec, result) : run_once(spec, result);
-      if (!status) {
-        return fail(kFailure, fmt::format("{}: {}", spec.text, text_of(status)));
+      for (const CacheEvictionName& eviction : evictions_) {
+        PolicyResult result;
+        result.policy = std::string(spec.text);
+        result.eviction = eviction;
+        report_.config.eviction = eviction.eviction;
+        const Status status =
+            report_.find_capacity > 0.0 ? search(spec, result) : run_once(spec, result);
+        if (!status) {
+          return fail(kFailure, fmt::format("{}: {}", spec.text, text_of(status)));
+        }
+        report_.results.push_back(std::move(result));
       }
-      report_.results.push_back(std::move(result));
     }
     progress_.clear();
     return kSuccess;

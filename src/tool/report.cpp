@@ -145,7 +145,7 @@ std::string verdict(const ReplayReport& r) {
   const auto best = std::max_element(r.results.begin(), r.results.end(), less);
   const double most = ranked_value(r, *best);
   std::string text = fmt::format(
-      "{}: {}", r.find_capacity > 0.0 ? "Highest capacity" : "Most output", best->policy);
+      "{}: {}", r.find_capacity > 0.0 ? "Highest capacity" : "Most output", best->label());
   std::string ties;
   for (auto p = r.results.begin(); p != r.results.end(); ++p) {
     if (p == best) {
@@ -153,9 +153,9 @@ std::string verdict(const ReplayReport& r) {
     }
     const double value = ranked_value(r, *p);
     if (value >= most * 0.99) {
-      ties += (ties.empty() ? "" : ", ") + p->policy;
+      ties += (ties.empty() ? "" : ", ") + p->label();
     } else if (value > 0.0) {
-      text += fmt::format(", {} times {}", short_number(most / value), p->policy);
+      text += fmt::format(", {} times {}", short_number(most / value), p->label());
     }
   }
   return text + (ties.empty() ? "" : "; tied within 1 %: " + ties) + ".\n";
@@ -199,6 +199,7 @@ Json to_json(const PolicyResult& p, bool is_search) {
   const ReplayMetrics& m = p.metrics;
   Json j;
   j["policy"] = p.policy;
+  j["eviction"] = p.eviction.name;
   if (is_search) {
     j["capacity_req_per_s"] = m.request_rate;
     j["capacity_is_bounded"] = p.capacity_is_bounded;
@@ -284,7 +285,7 @@ std::string to_table(const ReplayReport& r) {
     const double rate = is_search ? m.request_rate : m.request_throughput;
     std::size_t c = 0;
     for (const std::string& cell :
-         {p.policy, fmt::format("{:.{}f}", rate, rate < 0.995 ? 3 : 2),
+         {p.label(), fmt::format("{:.{}f}", rate, rate < 0.995 ? 3 : 2),
           grouped(m.output_throughput, 0), short_number(m.ttft_ms.p50), short_number(m.ttft_ms.p99),
           short_number(m.tpot_ms.mean), short_number(m.tpot_ms.p99),
           fmt::format("{:.0f} %", m.kv_util_max * 100.0), grouped(m.preemptions),
@@ -419,8 +420,8 @@ std::string to_csv(const ReplayReport& r) {
   for (const PolicyResult& p : r.results) {
     for (std::size_t i = 0; i < p.requests.size(); ++i) {
       const SimulatedRequest& q = p.requests[i];
-      fmt::format_to(std::back_inserter(text), "{},{},{},{},{},{},{},{},{},{},{},{}\n", p.policy, i,
-                     q.unit, status_name(q.status), seconds_between(0, q.arrival_ns),
+      fmt::format_to(std::back_inserter(text), "{},{},{},{},{},{},{},{},{},{},{},{}\n", p.label(),
+                     i, q.unit, status_name(q.status), seconds_between(0, q.arrival_ns),
                      q.input_tokens, q.output_tokens, seconds_between(q.arrival_ns, q.scheduled_ns),
                      seconds_between(q.arrival_ns, q.first_token_ns),
                      q.status == RequestStatus::Finished

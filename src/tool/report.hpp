@@ -19,11 +19,18 @@ namespace tool {
 /// One policy's run; with --find-capacity the run at the capacity.
 struct PolicyResult {
   std::string policy;
+  CacheEvictionName eviction = kCacheEvictions[0];
   ReplayMetrics metrics;
   std::vector<SimulatedRequest> requests;
   double rate_scale = 1.0;
   std::int32_t num_trials = 0;  ///< 0 = no search.
   bool capacity_is_bounded = true;
+
+  /// The policy, and its eviction order if that isn't lru.
+  [[nodiscard]] std::string label() const {
+    return eviction.eviction == CacheEviction::Lru ? policy
+                                                   : policy + " / " + std::string(eviction.name);
+  }
 };
 
 /// What a prefix cache of one size and one eviction order found.

@@ -74,7 +74,9 @@ std::string policy_help() {
 }
 
 std::string eviction_help() {
-  std::string text = "eviction orders for --cache-only, NAME[,NAME...] (default: lru) of";
+  std::string text =
+      "eviction orders, NAME[,NAME...] (default: lru), with --cache-only or the "
+      "policies dynbatch and chunked, of";
   for (const CacheEvictionName& e : kCacheEvictions) {
     text += fmt::format(" {}", e.name);
   }

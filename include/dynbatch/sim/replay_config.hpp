@@ -5,6 +5,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/model/request.hpp>
+#include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/trace.hpp>
 
@@ -38,6 +39,9 @@ struct ReplayConfig {
   void (*flight_sink)(void* context, std::span<const std::byte> bytes) = nullptr;
   void* flight_context = nullptr;
   const char* flight_label = "";  ///< See SchedulerConfig; replay_policy() sets it to its policy.
+  /// For replay_policy(), with `dynbatch` and `chunked`: any but Belady, with its default
+  /// configuration (Cost: that of CacheReplayConfig). Elsewhere who makes the pool decides.
+  CacheEviction eviction = CacheEviction::Lru;
 
   [[nodiscard]] DYNBATCH_API Status validate() const noexcept;
 };

@@ -258,6 +258,57 @@ TEST_CASE("requests that can never fit are rejected and counted as misses", "[si
   CHECK(m.slo_attainment == Approx(0.8));
 }
 
+TEST_CASE("a replay evicts in the order asked for", "[sim][replay]") {
+  // Chats that go on at once and then after as much else as the pool holds.
+  Trace trace;
+  trace.hash_block_tokens = 16;
+  for (std::uint64_t i = 0; i < 400; ++i) {
+    TraceRequest request;
+    request.arrival_ns = static_cast<std::int64_t>(i) * 1'000'000'000;
+    request.input_tokens = 16 * 10;
+    request.output_tokens = 4;
+    request.first_hash = trace.hash_ids.size();
+    request.num_hashes = 10;
+    for (std::uint64_t k = 0; k < 10; ++k) {
+      // Every other one is new.
+      trace.hash_ids.push_back(10 * (i % 2 == 0 ? i / 4 % 5 : 1000 + i) + k);
+    }
+    trace.requests.push_back(request);
+  }
+  for (const char* policy : {"dynbatch", "chunked"}) {
+    INFO(policy);
+    const auto run = [&](dynbatch::CacheEviction eviction) {
+      ReplayConfig config{.kv_tokens = 16 * 70};
+      config.max_new_tokens = 16;
+      config.eviction = eviction;
+      return run_policy(policy, trace, config);
+    };
+    const ReplayRun lru = run(dynbatch::CacheEviction::Lru);
+    // Nothing expires in the seven minutes of this trace.
+    const ReplayRun ttl = run(dynbatch::CacheEviction::Ttl);
+    CHECK(ttl.totals.prefix_hit_tokens == lru.totals.prefix_hit_tokens);
+    CHECK(ttl.totals.busy_ns == lru.totals.busy_ns);
+    CHECK(ttl.requests.back().finish_ns == lru.requests.back().finish_ns);
+    const ReplayRun slru = run(dynbatch::CacheEviction::Slru);
+    CHECK(lru.totals.prefix_hit_tokens > 0);
+    CHECK(2 * slru.totals.prefix_hit_tokens > 3 * lru.totals.prefix_hit_tokens);
+    for (const auto other : {dynbatch::CacheEviction::Lfu, dynbatch::CacheEviction::Priority,
+                             dynbatch::CacheEviction::Cost, dynbatch::CacheEviction::Adaptive}) {
+      CHECK(run(other).requests.back().status == RequestStatus::Finished);
+    }
+  }
+  const auto field_of = [&](const char* policy, dynbatch::CacheEviction eviction) {
+    PolicySpec spec;
+    dynbatch::PolicyListReader reader(policy);
+    REQUIRE(reader.next(spec));
+    ReplayConfig config;
+    config.eviction = eviction;
+    return std::string(dynbatch::replay_policy(spec, trace, config, kCost).status.field);
+  };
+  CHECK(field_of("dynbatch", dynbatch::CacheEviction::Belady) == "eviction");
+  CHECK(field_of("static", dynbatch::CacheEviction::Slru) == "eviction");
+}
+
 TEST_CASE("bad replay configurations and policies are typed errors", "[sim][replay]") {
   const auto field_of = [](ReplayConfig config) {
     PolicySpec spec;

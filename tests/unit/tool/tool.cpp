@@ -160,7 +160,11 @@ TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
       {"replay", "--cache-only", "--kv-blocks", "10", "--slo", "ttft:1"},
       {"replay", "--cache-only", "--kv-blocks", "10", "--eviction", "fifo"},
       {"replay", "--cache-only", "--kv-blocks", "10", "--eviction", "lru,"},
-      {"replay", "--eviction", "lru"},
+      {"replay", "--eviction", "fifo"},
+      {"replay", "--eviction", "slru", "--policy", "static"},
+      {"replay", "--eviction", "belady", "--policy", "dynbatch"},
+      {"replay", "--eviction", "slru", "--policy", "dynbatch", "--record", "f"},
+      {"replay", "--eviction", "lru,lru", "--policy", "dynbatch", "--record", "f"},
       {"replay", "--policy", "nonsense"},
       {"replay", "--policy", "chunked:nonsense=1"},
       {"replay", "--policy", "chunked:budget=x"},
@@ -233,6 +237,24 @@ TEST_CASE("cache-only tells what caches of several sizes find, with the reading 
       run({"replay", "--trace", trace, "--cache-only", "--kv-blocks", "2", "--block-size", "24"});
   CHECK(bad_block.code == 2);
   CHECK(contains(bad_block.err, "block_size = 24"));
+}
+
+TEST_CASE("replay runs policies with each eviction order asked for", "[tool]") {
+  const Folder folder;
+  const std::string json_file = folder.file("o.json");
+  const Outcome o = run({"replay", "--requests", "50", "--policy", "dynbatch", "--eviction",
+                         "lru,adaptive", "--json", json_file});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  CHECK(contains(o.out, "dynbatch / adaptive"));
+  CHECK_FALSE(contains(o.out, "dynbatch / lru"));
+  const json results = json::parse(read(json_file))["results"];
+  REQUIRE(results.size() == 2);
+  CHECK(results[0]["eviction"] == "lru");
+  CHECK(results[1]["eviction"] == "adaptive");
+  CHECK(results[1]["policy"] == "dynbatch");
+  const Outcome unknown = run({"replay", "--policy", "dynbatch", "--eviction", "fifo"});
+  CHECK(contains(unknown.err, "known are lru, ttl, lfu, slru, priority, cost, adaptive, belady"));
 }
 
 TEST_CASE("replay shares the prefixes that a trace names", "[tool]") {
@@ -318,7 +340,7 @@ TEST_CASE("R40 - a header alone replays to defined statistics", "[tool]") {
   CHECK(report["config"]["requests"] == 0);
   CHECK(report["results"].size() == 3);
   for (const auto& item : report["results"][0].items()) {
-    if (item.key() != "policy") {
+    if (item.key() != "policy" && item.key() != "eviction") {
       CHECK((item.value().is_number() || item.value().is_boolean()));
     }
   }
