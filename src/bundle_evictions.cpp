@@ -23,7 +23,7 @@ namespace {
 // Lru pay nothing for.
 template <class Bundle, class MakeEviction>
 ReplayRun run_with(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
-                   const LinearCost& cost, const MakeEviction& make_eviction) {
+                   const FormulaCost& cost, const MakeEviction& make_eviction) {
   using Engine = Scheduler<typename Bundle::Sizer, typename Bundle::Splitter,
                            typename Bundle::Balancer, AnyKVCachePool, typename Bundle::Admission>;
   using Pool = BlockPool<decltype(make_eviction())>;
@@ -43,7 +43,7 @@ ReplayRun run_with(const Bundle& bundle, const Trace& trace, const ReplayConfig&
 
 template <class Bundle>
 ReplayRun detail::run_bundle_evicting(const Bundle& bundle, const Trace& trace,
-                                      const ReplayConfig& config, const LinearCost& cost) {
+                                      const ReplayConfig& config, const FormulaCost& cost) {
   const auto run = [&](const auto& make_eviction) {
     return run_with(bundle, trace, config, cost, make_eviction);
   };
@@ -73,8 +73,8 @@ ReplayRun detail::run_bundle_evicting(const Bundle& bundle, const Trace& trace,
 }
 
 template ReplayRun detail::run_bundle_evicting(const DynbatchBundle&, const Trace&,
-                                               const ReplayConfig&, const LinearCost&);
+                                               const ReplayConfig&, const FormulaCost&);
 template ReplayRun detail::run_bundle_evicting(const ChunkedBundle&, const Trace&,
-                                               const ReplayConfig&, const LinearCost&);
+                                               const ReplayConfig&, const FormulaCost&);
 
 }  // namespace dynbatch::inline DYNBATCH_ABI

@@ -24,7 +24,7 @@ ReplayRun run_bundle(const Bundle& bundle, const Trace& trace, const ReplayConfi
 /// ChunkedBundle alone, as each costs a scheduler more to compile.
 template <class Bundle>
 ReplayRun run_bundle_evicting(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
-                              const LinearCost& cost);
+                              const FormulaCost& cost);
 
 /// Replays `log`, which holds the run of such a bundle, through a fresh scheduler.
 template <class Bundle>

@@ -21,7 +21,7 @@ namespace {
 
 template <class Bundle>
 ReplayRun run_any(const Bundle& bundle, const Trace& trace, const ReplayConfig& config,
-                  const LinearCost& cost) {
+                  const FormulaCost& cost) {
   if (config.eviction == CacheEviction::Lru) {
     return detail::run_bundle(bundle, trace, config, cost);
   }
