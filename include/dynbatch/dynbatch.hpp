@@ -110,6 +110,7 @@
 #include <dynbatch/sim/replay.hpp>
 #include <dynbatch/sim/replay_config.hpp>
 #include <dynbatch/sim/replay_policy.hpp>
+#include <dynbatch/sim/service_bound.hpp>
 #include <dynbatch/sim/sha256.hpp>
 #include <dynbatch/sim/simulated_executor.hpp>
 #include <dynbatch/sim/trace.hpp>

@@ -13,6 +13,7 @@
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/replay_config.hpp>
 #include <dynbatch/sim/replay_policy.hpp>
+#include <dynbatch/sim/service_bound.hpp>
 #include <dynbatch/sim/trace.hpp>
 #include <dynbatch/sim/workload.hpp>
 
@@ -26,6 +27,7 @@
 #include <cstdint>
 #include <fstream>
 #include <ios>
+#include <limits>
 #include <ostream>
 #include <span>
 #include <string>
@@ -97,7 +99,7 @@ class ReplayCommand {
     for (int (ReplayCommand::* const step)() :
          {&ReplayCommand::check_options, &ReplayCommand::check_policies, &ReplayCommand::read_slo,
           &ReplayCommand::load_trace, &ReplayCommand::load_cost, &ReplayCommand::run_policies,
-          &ReplayCommand::write_reports}) {
+          &ReplayCommand::find_bound, &ReplayCommand::write_reports}) {
       if (const int code = (this->*step)(); code != kSuccess) {
         return code;
       }
@@ -192,6 +194,11 @@ class ReplayCommand {
     if (options_.find_capacity > 0.0 || !options_.slo.empty() || !options_.csv.empty()) {
       return fail(kUsage, "--cache-only runs no engine: it excludes --slo, --find-capacity, --csv");
     }
+    if (options_.bound) {
+      return fail(kUsage,
+                  "--cache-only runs no engine: it excludes --bound (--eviction belady is "
+                  "the bound of a cache)");
+    }
     const int code = read_evictions();
     return code == kSuccess ? read_kv_blocks() : code;
   }
@@ -255,6 +262,12 @@ class ReplayCommand {
     }
     if (options_.find_capacity > 0.0 && options_.slo.empty()) {
       return fail(kUsage, "--find-capacity needs limits: --slo ttft:MS,tpot:MS");
+    }
+    if (options_.bound && options_.find_capacity == 0.0 && options_.slo.empty() &&
+        !options_.offline) {
+      return fail(kUsage,
+                  "--bound bounds what --find-capacity finds, the share inside --slo, or "
+                  "the output of --offline: give one of them");
     }
     if (options_.offline && has_scale) {
       return fail(kUsage, "--offline sends everything at t = 0: it excludes --rate-scale");
@@ -513,6 +526,33 @@ class ReplayCommand {
     result.num_trials = capacity.num_trials();
     result.capacity_is_bounded = capacity.is_bounded();
     return kOk;
+  }
+
+  int find_bound() {
+    if (!options_.bound) {
+      return kSuccess;
+    }
+    const ServiceBound bound(trace_, report_.config, report_.cost.model);
+    report_.has_bound = true;
+    if (report_.find_capacity > 0.0) {
+      CapacitySearch capacity({.attainment = report_.find_capacity});
+      while (!capacity.is_done()) {
+        static_cast<void>(capacity.report(bound.attainment(capacity.next())));
+      }
+      // The first scale known to be too fast: what lies above it is impossible.
+      report_.bound = capacity.is_bounded() ? capacity.upper_scale() * report_.trace_rate
+                                            : std::numeric_limits<double>::infinity();
+    } else if (report_.has_slo()) {
+      report_.bound = bound.attainment(report_.config.offline ? 1.0 : report_.config.rate_scale);
+    } else {
+      double tokens = 0.0;
+      for (const TraceRequest& request : trace_.requests) {
+        tokens += static_cast<double>(std::min(request.output_tokens, report_.max_new));
+      }
+      const double seconds = bound.offline_seconds();
+      report_.bound = seconds > 0.0 ? tokens / seconds / report_.config.units : 0.0;
+    }
+    return kSuccess;
   }
 
   int write_file(const std::string& path, const std::string& text) {

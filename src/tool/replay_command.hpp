@@ -37,6 +37,7 @@ struct ReplayOptions {
   bool offline = false;
   bool lenient = false;
   bool cache_only = false;
+  bool bound = false;
 };
 
 inline constexpr std::int64_t kEmbeddedRequests = 3'000;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -161,6 +162,25 @@ std::string verdict(const ReplayReport& r) {
   return text + (ties.empty() ? "" : "; tied within 1 %: " + ties) + ".\n";
 }
 
+// What no scheduler can beat.
+std::string bound_line(const ReplayReport& r) {
+  if (!r.has_bound) {
+    return {};
+  }
+  std::string text;
+  if (r.find_capacity > 0.0) {
+    if (std::isinf(r.bound)) {
+      return "Bound: none; the work fits at any rate.\n";
+    }
+    text = fmt::format("{:.2f} req/s", r.bound);
+  } else if (r.has_slo()) {
+    text = fmt::format("{:.1f} % in limits", r.bound * 100.0);
+  } else {
+    text = grouped(r.bound, 0) + " tok/s";
+  }
+  return fmt::format("Bound: no scheduler can exceed {} (work that cannot be avoided).\n", text);
+}
+
 std::string legend(const ReplayReport& r) {
   std::string text;
   if (r.find_capacity > 0.0) {
@@ -305,7 +325,8 @@ std::string to_table(const ReplayReport& r) {
   if (num_missing > 0) {
     columns.push_back(missing);
   }
-  std::string text = head_lines(r) + laid_out(columns) + "\n" + verdict(r) + legend(r);
+  std::string text =
+      head_lines(r) + laid_out(columns) + "\n" + verdict(r) + bound_line(r) + legend(r);
   if (num_missing > 0) {
     text += "not served: refused, because they can never fit (KV tokens), or failed.\n";
   }
@@ -407,6 +428,9 @@ std::string to_json(const ReplayReport& r) {
   }
   for (const PolicyResult& p : r.results) {
     json["results"].push_back(to_json(p, r.find_capacity > 0.0));
+  }
+  if (r.has_bound) {
+    json["bound"] = {{r.bound_name(), r.bound}};
   }
   // A trace's name may hold bytes that are not UTF-8.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

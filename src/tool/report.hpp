@@ -59,9 +59,20 @@ struct ReplayReport {
   NamedCost cost;
   std::vector<PolicyResult> results;
   std::vector<CacheResult> caches;  ///< Instead of `results`: --cache-only.
+  bool has_bound = false;
+  /// --bound: requests per second and unit with --find-capacity, the share inside the limits with
+  /// limits, else output tokens per second and unit of an offline run.
+  double bound = 0.0;
 
   [[nodiscard]] bool has_slo() const noexcept {
     return config.slo.ttft != kUnbounded || config.slo.tpot != kUnbounded;
+  }
+  /// The metric that `bound` bounds.
+  [[nodiscard]] const char* bound_name() const noexcept {
+    if (find_capacity > 0.0) {
+      return "capacity_req_per_s";
+    }
+    return has_slo() ? "slo_attainment" : "output_throughput";
   }
 };
 

@@ -115,6 +115,8 @@ void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--slo", o.slo, "limits ttft:MS,tpot:MS, set on every request");
   command.add_option("--find-capacity", o.find_capacity,
                      "search the rate at which this share of the requests stays inside the limits");
+  command.add_flag("--bound", o.bound,
+                   "also print what no scheduler can beat, from work that cannot be avoided");
   command.add_option("--seed", o.seed, "of the embedded workload and of prompt contents")
       ->capture_default_str();
   command.add_option("--json", o.json, "write configuration and all metrics to a file");

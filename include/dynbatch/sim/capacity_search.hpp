@@ -29,6 +29,8 @@ class CapacitySearch {
   [[nodiscard]] DYNBATCH_API bool is_done() const noexcept;
   /// The largest scale tried that meets the attainment; 0 = none.
   [[nodiscard]] double scale() const noexcept { return good_; }
+  /// The smallest scale tried that fails; 0 = none.
+  [[nodiscard]] double upper_scale() const noexcept { return bad_; }
   /// False if even the largest scale met it: there is no upper bound then.
   [[nodiscard]] bool is_bounded() const noexcept { return bad_ != 0.0; }
   [[nodiscard]] std::int32_t num_trials() const noexcept { return num_trials_; }
