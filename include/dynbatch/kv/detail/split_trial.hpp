@@ -49,8 +49,9 @@ class SplitTrial {
     } else {
       bonus_ = max_of<std::int64_t>(bonus_ - 2 * step, 0);
     }
-    for (std::int64_t* const count :
-         {&released_, &drawn_, &found_, &found_drawn_, &found_by_lru_, &found_early_}) {
+    std::int64_t* const counts[] = {&released_,    &drawn_,        &found_,
+                                    &found_drawn_, &found_by_lru_, &found_early_};
+    for (std::int64_t* const count : counts) {
       *count -= *count / 50;
     }
   }
