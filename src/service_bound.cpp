@@ -208,6 +208,10 @@ double ServiceBound::offline_seconds() const noexcept {
 }
 
 double ServiceBound::misses(const std::vector<Item>& items, double rate_scale) const {
+  struct Cut {
+    double at = 0.0;
+    bool is_begin = false;
+  };
   struct Job {
     double arrival = 0.0;
     double first_due = 0.0;
@@ -218,7 +222,7 @@ double ServiceBound::misses(const std::vector<Item>& items, double rate_scale) c
   const double tpot = ns_of(slo_.tpot);
   double hopeless = 0.0;
   std::vector<Job> jobs;
-  std::vector<double> late_dues;
+  std::vector<double> dues;
   for (const Item& item : items) {
     if (!item.can_be_in_time) {
       hopeless += 1.0;
@@ -230,49 +234,55 @@ double ServiceBound::misses(const std::vector<Item>& items, double rate_scale) c
                            ? first_due
                            : first_due + static_cast<double>(item.later_tokens) * tpot;
     jobs.push_back({arrival, first_due, due, &item});
+    for (const double end : {first_due, due}) {
+      if (end < kForever) {
+        dues.push_back(end);
+      }
+    }
   }
   if (jobs.empty()) {
     return hopeless;
   }
-  // Where intervals begin and end: some arrivals, and some of the times by which all is over.
-  std::vector<double> cuts;
-  const std::size_t stride = ceil_div(jobs.size(), kMostCuts * 4 / 5);
+  // Intervals begin at arrivals and end where something is due; each cut comes after those before.
+  std::vector<Cut> cuts;
+  const std::size_t stride = jobs.size() / kMostCuts + 1;
   for (std::size_t i = 0; i < jobs.size(); i += stride) {
-    cuts.push_back(jobs[i].arrival);
+    cuts.push_back({jobs[i].arrival, true});
   }
-  for (const Job& job : jobs) {
-    for (const double due : {job.first_due, job.due}) {
-      if (due > jobs.back().arrival && due < kForever) {
-        late_dues.push_back(due);
-      }
-    }
+  std::sort(dues.begin(), dues.end());
+  dues.erase(std::unique(dues.begin(), dues.end()), dues.end());
+  const std::size_t due_stride = dues.size() / kMostCuts + 1;
+  for (std::size_t i = dues.size(); i > 0; i -= min_of(i, due_stride)) {
+    cuts.push_back({dues[i - 1], false});
   }
-  std::sort(late_dues.begin(), late_dues.end());
-  const std::size_t late_stride = max_of<std::size_t>(ceil_div(late_dues.size(), kMostCuts / 5), 1);
-  for (std::size_t i = late_dues.size(); i > 0; i -= min_of(i, late_stride)) {
-    cuts.push_back(late_dues[i - 1]);
-  }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  std::sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) { return a.at < b.at; });
 
-  std::vector<double> most(cuts.size(), 0.0);  // misses among what arrives before each cut
+  std::vector<double> most(cuts.size(), 0.0);  // misses among what ends before each cut
   std::vector<double> works;
   for (std::size_t from = 0; from < cuts.size(); ++from) {
-    const auto begin = std::lower_bound(jobs.begin(), jobs.end(), cuts[from],
+    most[from] = from > 0 ? max_of(most[from], most[from - 1]) : most[from];
+    if (!cuts[from].is_begin) {
+      continue;
+    }
+    const auto begin = std::lower_bound(jobs.begin(), jobs.end(), cuts[from].at,
                                         [](const Job& j, double t) { return j.arrival < t; });
     for (std::size_t to = from + 1; to < cuts.size(); ++to) {
+      if (cuts[to].is_begin) {
+        continue;
+      }
       std::size_t removed = 0;
       for (std::size_t s = 0; s < kNumShares; ++s) {
         works.clear();
         double total = 0.0;
-        for (auto job = begin; job != jobs.end() && job->arrival < cuts[to]; ++job) {
-          if (job->first_due <= cuts[to]) {
-            works.push_back(job->due <= cuts[to] ? job->item->complete_ns[s]
-                                                 : job->item->prefill_ns[s]);
+        for (auto job = begin; job != jobs.end() && job->arrival < cuts[to].at; ++job) {
+          if (job->first_due <= cuts[to].at) {
+            works.push_back(job->due <= cuts[to].at ? job->item->complete_ns[s]
+                                                    : job->item->prefill_ns[s]);
             total += works.back();
           }
         }
-        removed = max_of(removed, num_too_many(works, total, with_rounding(cuts[to] - cuts[from])));
+        removed =
+            max_of(removed, num_too_many(works, total, with_rounding(cuts[to].at - cuts[from].at)));
       }
       most[to] = max_of(most[to], most[from] + static_cast<double>(removed));
     }

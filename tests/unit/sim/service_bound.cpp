@@ -180,13 +180,13 @@ TEST_CASE("Service bound, no policy exceeds it") {
       const double share = bound.attainment(config.offline ? 1.0 : config.rate_scale);
       INFO("round " << round << ", " << policy);
       REQUIRE(m.slo_attainment <= share + 1e-9);
-      num_tight += share < 1.0 && m.slo_attainment > 0.8 * share ? 1 : 0;
+      num_tight += share < 1.0 && m.slo_attainment > 0.5 * share ? 1 : 0;
       if (config.offline && m.rejected + m.failed == 0) {
         REQUIRE(m.duration >= bound.offline_seconds() * (1.0 - 1e-6));
         closest = std::max(closest, bound.offline_seconds() / m.duration);
       }
     }
   }
-  CHECK(num_tight > 20);  // not because it says nothing
+  CHECK(num_tight > 10);  // not because it says nothing
   CHECK(closest > 0.9);
 }
