@@ -170,8 +170,8 @@ TEST_CASE("Service bound, no policy exceeds it") {
     config.max_new_tokens = 128;
     config.rate_scale = random.one_in(2) ? 1.0 : 3.0;
     config.offline = random.one_in(3);
-    config.slo.ttft = dynbatch::milliseconds(random.between(20, 1500));
-    config.slo.tpot = dynbatch::milliseconds(random.between(8, 120));
+    config.slo.ttft = dynbatch::milliseconds(random.between(20, 500));
+    config.slo.tpot = dynbatch::milliseconds(random.between(15, 400));
     for (const std::string_view policy : {"chunked:budget=512", "dynbatch", "prefill_first"}) {
       ReplayRun run = run_policy(policy, trace, config, cost);
       const dynbatch::ReplayMetrics m =
