@@ -6,7 +6,8 @@ prints a table in Markdown for each trace and set.
 A column "TTFT/TPOT" is the highest request rate at which 90 % of the requests stay inside both
 limits. Where even an idle engine whose prefix cache is never full misses that, it is the rate at
 which 90 % of the share that the idle engine reaches do; such columns carry a star and the share.
-"tok/s" is the output with everything there at the start.
+"tok/s" is the output with everything there at the start. The last row is what no scheduler can
+exceed (`--bound`).
 
 Usage: benchmarks/sim/compare_policies.py DIRECTORY_OF_TRACES [TRACE...]
 """
@@ -38,19 +39,20 @@ POLICIES = [
 
 
 def replay(tool, trace, cost, arguments):
-    """Results of one run of the tool, by policy."""
+    """Results of one run of the tool, by policy; "bound" is its bound."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [tool, "replay", "--trace", trace, "--cost", cost, "--max-seqs", "256",
-                   "--json", out.name] + arguments
+                   "--bound", "--json", out.name] + arguments
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-        return {r["policy"]: r for r in json.load(open(out.name))["results"]}
+        report = json.load(open(out.name))
+        return {r["policy"]: r for r in report["results"]} | {"bound": report["bound"]}
 
 
 def cell(value, best):
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-    return f"**{text}**" if value >= 0.99 * best and best > 0 else text
+    return f"**{text}**" if best > 0 and value >= 0.99 * best else text
 
 
 def main():
@@ -60,12 +62,15 @@ def main():
     parser.add_argument("--tool", default=os.path.join(ROOT, "build/release/bin/dynbatch"))
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--costs", default=",".join(COSTS))
+    parser.add_argument("--levels", default=",".join(f"{a}/{b}" for a, b in LEVELS),
+                        help="TTFT/TPOT in ms; empty: only tok/s")
     options = parser.parse_args()
+    levels = [level.split("/") for level in options.levels.split(",") if level]
     for cost in options.costs.split(","):
         for name in options.traces:
             trace = os.path.join(options.directory, name)
             columns = []
-            for ttft, tpot in LEVELS:
+            for ttft, tpot in levels:
                 slo = ["--requests", "4000", "--slo", f"ttft:{ttft},tpot:{tpot}"]
                 idle = replay(options.tool, trace, cost,
                               slo + ["--policy", "dynbatch", "--rate-scale", "0.001",
@@ -84,9 +89,11 @@ def main():
             print(f"\n{name}, {cost}\n")
             print("| policy | " + " | ".join(title for title, _ in columns) + " |")
             print("|---" * (len(columns) + 1) + "|")
-            best = [max((v or 0.0) for v in values.values()) for _, values in columns]
+            best = [max((v or 0.0) for p, v in values.items() if p != "bound")
+                    for _, values in columns]
             for policy in columns[0][1]:
-                row = [cell(values[policy] or 0.0, b) for (_, values), b in zip(columns, best)]
+                row = [cell(values[policy] or 0.0, b if policy != "bound" else 0.0)
+                       for (_, values), b in zip(columns, best)]
                 print(f"| {policy} | " + " | ".join(row) + " |", flush=True)
 
 
