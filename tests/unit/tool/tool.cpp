@@ -102,10 +102,10 @@ TEST_CASE("help goes to the output with examples and ends with success", "[tool]
     CHECK(o.err.empty());
   }
   const Outcome replay = run({"replay", "--help"});
-  for (const char* flag :
-       {"--trace", "--format", "--policy", "--cost", "--kv-tokens", "--max-seqs", "--max-new",
-        "--units", "--requests", "--offline", "--rate-scale", "--start", "--end", "--slo",
-        "--find-capacity", "--seed", "--json", "--csv", "--record"}) {
+  for (const char* flag : {"--trace",      "--format",  "--policy", "--cost",     "--kv-tokens",
+                           "--max-seqs",   "--max-new", "--units",  "--requests", "--offline",
+                           "--rate-scale", "--start",   "--end",    "--slo",      "--find-capacity",
+                           "--bound",      "--seed",    "--json",   "--csv",      "--record"}) {
     CHECK(contains(replay.out, flag));
   }
 }
@@ -129,6 +129,8 @@ TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
       {"replay", "--rate-scale", "-1"},
       {"replay", "--rate-scale", "nan"},
       {"replay", "--offline", "--rate-scale", "2"},
+      {"replay", "--bound"},
+      {"replay", "--cache-only", "--kv-blocks", "10", "--bound"},
       {"replay", "--find-capacity", "0.9"},
       {"replay", "--find-capacity", "0", "--slo", "ttft:1"},
       {"replay", "--find-capacity", "1.1", "--slo", "ttft:1"},
@@ -507,6 +509,43 @@ TEST_CASE("the capacity search reports a rate that meets the limits", "[tool]") 
               .code == 0);
   const json again = json::parse(read(folder.file("again.json")))["results"][0];
   CHECK(again["slo_attainment"] == r["slo_attainment"]);
+}
+
+TEST_CASE("the bound is printed in the unit of what it bounds, and nobody exceeds it", "[tool]") {
+  const Folder folder;
+  struct Case {
+    std::vector<std::string> args;
+    const char* bound;
+    const char* metric;
+    const char* text;
+  };
+  const std::vector<Case> cases{
+      {{"--slo", "ttft:2000,tpot:100", "--find-capacity", "0.9"},
+       "capacity_req_per_s",
+       "capacity_req_per_s",
+       "req/s (work that"},
+      {{"--slo", "ttft:2000,tpot:100", "--rate-scale", "3"},
+       "slo_attainment",
+       "slo_attainment",
+       "% in limits (work that"},
+      {{"--offline"}, "output_throughput", "output_throughput", "tok/s (work that"}};
+  for (const Case& c : cases) {
+    const std::string json_path = folder.file("bound.json");
+    std::vector<std::string> args{"replay", "--policy", "chunked,dynbatch", "--requests",
+                                  "300",    "--bound",  "--json",           json_path};
+    args.insert(args.end(), c.args.begin(), c.args.end());
+    const Outcome o = run(args);
+    REQUIRE(o.code == 0);
+    CHECK(contains(o.out, "Bound: no scheduler can exceed "));
+    CHECK(contains(o.out, c.text));
+    const json report = json::parse(read(json_path));
+    const double bound = report["bound"][c.bound];
+    CHECK(bound > 0.0);
+    for (const json& result : report["results"]) {
+      CHECK(result[c.metric].get<double>() <= bound);
+      CHECK(result[c.metric].get<double>() > bound / 3.0);
+    }
+  }
 }
 
 TEST_CASE("requests that can never fit are shown as not served", "[tool]") {
