@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
-#include <dynbatch/kv/adaptive_lru.hpp>
 #include <dynbatch/kv/block_pool.hpp>
-#include <dynbatch/kv/cost_aware.hpp>
-#include <dynbatch/kv/lfu.hpp>
-#include <dynbatch/kv/priority_duration.hpp>
-#include <dynbatch/kv/slru.hpp>
-#include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>
 #include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/replay.hpp>
 
+#include "eviction_choice.hpp"
 #include "replay_bundle.hpp"
 
 #include <cstdint>
@@ -44,32 +39,16 @@ ReplayRun run_with(const Bundle& bundle, const Trace& trace, const ReplayConfig&
 template <class Bundle>
 ReplayRun detail::run_bundle_evicting(const Bundle& bundle, const Trace& trace,
                                       const ReplayConfig& config, const FormulaCost& cost) {
-  const auto run = [&](const auto& make_eviction) {
-    return run_with(bundle, trace, config, cost, make_eviction);
-  };
-  switch (config.eviction) {
-    case CacheEviction::Ttl:
-      return run([&] { return Ttl<>(); });
-    case CacheEviction::Lfu:
-      return run([&] { return Lfu(); });
-    case CacheEviction::Slru:
-      return run([&] { return Slru(); });
-    case CacheEviction::Priority:
-      return run([&] { return PriorityDuration(); });
-    case CacheEviction::Cost:
-      return run([&] {
-        return CostAware({.cost = CacheReplayConfig{}.cost, .block_size = config.block_size});
-      });
-    case CacheEviction::Adaptive:
-      return run([&] { return AdaptiveLru(); });
-    case CacheEviction::Lru:
-    case CacheEviction::Belady:
-      break;
+  ReplayRun run;
+  const bool is_known = with_eviction(config.eviction, CacheReplayConfig{}.cost, config.block_size,
+                                      [&](const auto& make_eviction) {
+                                        run = run_with(bundle, trace, config, cost, make_eviction);
+                                      });
+  if (!is_known) {
+    run.status = {Errc::InvalidConfig, "eviction", static_cast<std::int64_t>(config.eviction), 0,
+                  "neither lru, which run_bundle() has, nor belady, which has to know the future"};
   }
-  ReplayRun none;
-  none.status = {Errc::InvalidConfig, "eviction", static_cast<std::int64_t>(config.eviction), 0,
-                 "neither lru, which run_bundle() has, nor belady, which has to know the future"};
-  return none;
+  return run;
 }
 
 template ReplayRun detail::run_bundle_evicting(const DynbatchBundle&, const Trace&,

@@ -3,20 +3,17 @@
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
-#include <dynbatch/kv/adaptive_lru.hpp>
 #include <dynbatch/kv/belady.hpp>
 #include <dynbatch/kv/block_pool.hpp>
-#include <dynbatch/kv/cost_aware.hpp>
-#include <dynbatch/kv/lfu.hpp>
 #include <dynbatch/kv/lru.hpp>
-#include <dynbatch/kv/priority_duration.hpp>
-#include <dynbatch/kv/slru.hpp>
-#include <dynbatch/kv/ttl.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/sim/cache_replay.hpp>
+#include <dynbatch/sim/eviction_name.hpp>
 #include <dynbatch/sim/replay.hpp>
 #include <dynbatch/sim/trace.hpp>
+
+#include "eviction_choice.hpp"
 
 #include <array>
 #include <concepts>
@@ -109,28 +106,19 @@ class CacheReplay {
       : trace_(trace), config_(config) {}
 
   CacheReplayRun run() {
-    switch (config_.eviction) {
-      case CacheEviction::Lru:
-        return run_with(Lru());
-      case CacheEviction::Ttl:
-        return run_with(Ttl<>());
-      case CacheEviction::Lfu:
-        return run_with(Lfu());
-      case CacheEviction::Slru:
-        return run_with(Slru());
-      case CacheEviction::Priority:
-        return run_with(PriorityDuration());
-      case CacheEviction::Cost:
-        return run_with(CostAware({.cost = config_.cost, .block_size = config_.block_size}));
-      case CacheEviction::Adaptive:
-        return run_with(AdaptiveLru());
-      case CacheEviction::Belady:
-        return run_with(Belady({.num_times = max_of<std::int64_t>(
-                                    static_cast<std::int64_t>(trace_.requests.size()), 1)}));
+    if (config_.eviction == CacheEviction::Lru) {
+      return run_with(Lru());
+    }
+    if (config_.eviction == CacheEviction::Belady) {
+      return run_with(Belady({.num_times = max_of<std::int64_t>(
+                                  static_cast<std::int64_t>(trace_.requests.size()), 1)}));
     }
     CacheReplayRun run;
-    run.status = {Errc::InvalidConfig, "eviction", static_cast<std::int64_t>(config_.eviction), 0,
-                  "no such eviction order"};
+    if (!detail::with_eviction(config_.eviction, config_.cost, config_.block_size,
+                               [&](const auto& make) { run = run_with(make()); })) {
+      run.status = {Errc::InvalidConfig, "eviction", static_cast<std::int64_t>(config_.eviction), 0,
+                    "no such eviction order"};
+    }
     return run;
   }
 

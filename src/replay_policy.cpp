@@ -2,8 +2,8 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
-#include <dynbatch/sim/cache_replay.hpp>
 #include <dynbatch/sim/cost_model.hpp>
+#include <dynbatch/sim/eviction_name.hpp>
 #include <dynbatch/sim/replay_config.hpp>
 #include <dynbatch/sim/replay_policy.hpp>
 #include <dynbatch/sim/trace.hpp>

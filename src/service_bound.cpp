@@ -14,8 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -82,41 +82,30 @@ std::vector<Shared> shared_prefixes(const Trace& trace, const ReplayConfig& conf
     out.resize(trace.requests.size());
     return out;
   }
-  struct Seen {
-    std::int64_t requests = 0;
-    std::size_t last = 0;
-  };
-  std::unordered_map<std::uint64_t, Seen> ids;
-  std::unordered_map<std::uint64_t, Seen> groups;
-  const auto count = [](Seen& seen, std::size_t i) {
-    const bool is_new = seen.requests == 0 || seen.last != i;
-    const bool was_seen = seen.requests > (is_new ? 0 : 1);
-    seen.requests += is_new ? 1 : 0;
-    seen.last = i;
-    return was_seen;
-  };
   out.resize(trace.requests.size());
+  const auto id_of = [&](const TraceRequest& r, std::int64_t k) {
+    return trace.hash_ids[r.first_hash + static_cast<std::uint64_t>(k)];
+  };
+  // How often each was seen: up to a request in the first round, in all in the second.
+  std::unordered_map<std::uint64_t, std::int64_t> ids;
+  std::unordered_map<std::uint64_t, std::int64_t> groups;
   for (std::size_t i = unit; i < trace.requests.size(); i += step) {
     const TraceRequest& r = trace.requests[i];
     bool is_leading = true;
     for (std::int64_t k = 0; k < r.num_hashes; ++k) {
-      const std::uint64_t id = trace.hash_ids[r.first_hash + static_cast<std::uint64_t>(k)];
-      is_leading = count(ids[id], i) && is_leading;
+      is_leading = ids[id_of(r, k)]++ > 0 && is_leading;
       out[i].earlier += is_leading ? trace.hash_block_tokens : 0;
     }
-    if (r.num_hashes == 0 && r.prefix_group != 0 && count(groups[r.prefix_group], i)) {
+    if (r.num_hashes == 0 && r.prefix_group != 0 && groups[r.prefix_group]++ > 0) {
       out[i].earlier = r.prefix_tokens;
     }
   }
   for (std::size_t i = unit; i < trace.requests.size(); i += step) {
     const TraceRequest& r = trace.requests[i];
-    for (std::int64_t k = 0;
-         k < r.num_hashes &&
-         ids[trace.hash_ids[r.first_hash + static_cast<std::uint64_t>(k)]].requests > 1;
-         ++k) {
+    for (std::int64_t k = 0; k < r.num_hashes && ids[id_of(r, k)] > 1; ++k) {
       out[i].any += trace.hash_block_tokens;
     }
-    if (r.num_hashes == 0 && r.prefix_group != 0 && groups[r.prefix_group].requests > 1) {
+    if (r.num_hashes == 0 && r.prefix_group != 0 && groups[r.prefix_group] > 1) {
       out[i].any = r.prefix_tokens;
     }
   }
@@ -177,10 +166,9 @@ ServiceBound::ServiceBound(const Trace& trace, const ReplayConfig& config, const
                             (outputs == 1 || rest_ns <= with_rounding(later * tpot)) &&
                             r.input_tokens + outputs - 1 <= config.kv_tokens;
       for (std::size_t s = 0; s < kNumShares; ++s) {
-        const double by_context = static_cast<double>(s) / static_cast<double>(kNumShares - 1) /
-                                  static_cast<double>(config.kv_tokens);
-        const double by_row = (1.0 - static_cast<double>(s) / static_cast<double>(kNumShares - 1)) /
-                              static_cast<double>(config.max_sequences);
+        const double share = static_cast<double>(s) / static_cast<double>(kNumShares - 1);
+        const double by_context = share / static_cast<double>(config.kv_tokens);
+        const double by_row = (1.0 - share) / static_cast<double>(config.max_sequences);
         const double own = contexts - later * common;
         item.prefill_ns[s] = prompt_ns + rates.step_ns * by_row;
         item.complete_ns[s] =
@@ -207,87 +195,89 @@ double ServiceBound::offline_seconds() const noexcept {
   return longest * 1e-9;
 }
 
-double ServiceBound::misses(const std::vector<Item>& items, double rate_scale) const {
-  struct Cut {
-    double at = 0.0;
-    bool is_begin = false;
-  };
-  struct Job {
-    double arrival = 0.0;
-    double first_due = 0.0;
-    double due = 0.0;
-    const Item* item = nullptr;
-  };
+std::vector<ServiceBound::Job> ServiceBound::jobs_at(const std::vector<Item>& items,
+                                                     double rate_scale) const {
   const double ttft = ns_of(slo_.ttft);
   const double tpot = ns_of(slo_.tpot);
-  double hopeless = 0.0;
   std::vector<Job> jobs;
-  std::vector<double> dues;
   for (const Item& item : items) {
-    if (!item.can_be_in_time) {
-      hopeless += 1.0;
-      continue;
+    if (item.can_be_in_time) {
+      const double arrival = item.arrival_ns / rate_scale;
+      const double first_due = arrival + ttft;
+      const double rest =  // no limit times no token is no time
+          item.later_tokens == 0 ? 0.0 : static_cast<double>(item.later_tokens) * tpot;
+      jobs.push_back({arrival, first_due, first_due + rest, &item});
     }
-    const double arrival = item.arrival_ns / rate_scale;
-    const double first_due = arrival + ttft;
-    const double due = item.later_tokens == 0
-                           ? first_due
-                           : first_due + static_cast<double>(item.later_tokens) * tpot;
-    jobs.push_back({arrival, first_due, due, &item});
-    for (const double end : {first_due, due}) {
-      if (end < kForever) {
-        dues.push_back(end);
+  }
+  return jobs;
+}
+
+// Of what arrives in [begin, end) and has its first token due by then, how many must be late.
+std::size_t ServiceBound::num_late_in(std::span<const Job> arriving, double begin_ns, double end_ns,
+                                      std::vector<double>& works) {
+  std::size_t most = 0;
+  for (std::size_t s = 0; s < kNumShares; ++s) {
+    works.clear();
+    double total = 0.0;
+    for (const Job& job : arriving) {
+      if (job.arrival_ns >= end_ns) {
+        break;
+      }
+      if (job.first_due_ns <= end_ns) {
+        works.push_back(job.due_ns <= end_ns ? job.item->complete_ns[s] : job.item->prefill_ns[s]);
+        total += works.back();
       }
     }
+    most = max_of(most, num_too_many(works, total, with_rounding(end_ns - begin_ns)));
   }
-  if (jobs.empty()) {
-    return hopeless;
-  }
-  // Intervals begin at arrivals and end where something is due; each cut comes after those before.
+  return most;
+}
+
+// Of requests in order of arrival. Intervals begin at arrivals and end where something is due;
+// those that follow each other add up.
+double ServiceBound::num_late(std::span<const Job> jobs) {
+  struct Cut {
+    double at_ns = 0.0;
+    std::size_t first = 0;  // job that arrives then or later
+    bool is_begin = false;
+  };
   std::vector<Cut> cuts;
   const std::size_t stride = jobs.size() / kMostCuts + 1;
   for (std::size_t i = 0; i < jobs.size(); i += stride) {
-    cuts.push_back({jobs[i].arrival, true});
+    const auto first = std::lower_bound(
+        jobs.begin(), jobs.end(), jobs[i].arrival_ns,
+        [](const Job& job, double arrival_ns) { return job.arrival_ns < arrival_ns; });
+    cuts.push_back({jobs[i].arrival_ns, static_cast<std::size_t>(first - jobs.begin()), true});
+  }
+  std::vector<double> dues;
+  for (const Job& job : jobs) {
+    for (const double due : {job.first_due_ns, job.due_ns}) {
+      if (due < kForever) {
+        dues.push_back(due);
+      }
+    }
   }
   std::sort(dues.begin(), dues.end());
   dues.erase(std::unique(dues.begin(), dues.end()), dues.end());
   const std::size_t due_stride = dues.size() / kMostCuts + 1;
   for (std::size_t i = dues.size(); i > 0; i -= min_of(i, due_stride)) {
-    cuts.push_back({dues[i - 1], false});
+    cuts.push_back({dues[i - 1], 0, false});
   }
-  std::sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) { return a.at < b.at; });
+  std::sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) { return a.at_ns < b.at_ns; });
 
-  std::vector<double> most(cuts.size(), 0.0);  // misses among what ends before each cut
+  std::vector<double> most(cuts.size() + 1, 0.0);  // late ones of intervals that end by each cut
   std::vector<double> works;
   for (std::size_t from = 0; from < cuts.size(); ++from) {
-    most[from] = from > 0 ? max_of(most[from], most[from - 1]) : most[from];
-    if (!cuts[from].is_begin) {
-      continue;
-    }
-    const auto begin = std::lower_bound(jobs.begin(), jobs.end(), cuts[from].at,
-                                        [](const Job& j, double t) { return j.arrival < t; });
-    for (std::size_t to = from + 1; to < cuts.size(); ++to) {
-      if (cuts[to].is_begin) {
-        continue;
+    most[from + 1] = max_of(most[from + 1], most[from]);
+    for (std::size_t to = from + 1; cuts[from].is_begin && to < cuts.size(); ++to) {
+      if (!cuts[to].is_begin) {
+        const std::size_t late =
+            num_late_in(jobs.subspan(cuts[from].first), cuts[from].at_ns, cuts[to].at_ns, works);
+        most[to] = max_of(most[to], most[from] + static_cast<double>(late));
       }
-      std::size_t removed = 0;
-      for (std::size_t s = 0; s < kNumShares; ++s) {
-        works.clear();
-        double total = 0.0;
-        for (auto job = begin; job != jobs.end() && job->arrival < cuts[to].at; ++job) {
-          if (job->first_due <= cuts[to].at) {
-            works.push_back(job->due <= cuts[to].at ? job->item->complete_ns[s]
-                                                    : job->item->prefill_ns[s]);
-            total += works.back();
-          }
-        }
-        removed =
-            max_of(removed, num_too_many(works, total, with_rounding(cuts[to].at - cuts[from].at)));
-      }
-      most[to] = max_of(most[to], most[from] + static_cast<double>(removed));
     }
   }
-  return hopeless + *std::max_element(most.begin(), most.end());
+  return most.back();
 }
 
 double ServiceBound::attainment(double rate_scale) const {
@@ -296,7 +286,8 @@ double ServiceBound::attainment(double rate_scale) const {
   }
   double missed = 0.0;
   for (const std::vector<Item>& items : units_) {
-    missed += misses(items, rate_scale);
+    const std::vector<Job> jobs = jobs_at(items, rate_scale);
+    missed += static_cast<double>(items.size() - jobs.size()) + num_late(jobs);
   }
   return 1.0 - missed / static_cast<double>(num_requests_);
 }

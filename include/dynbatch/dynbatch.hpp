@@ -104,6 +104,7 @@
 #include <dynbatch/sim/capacity_search.hpp>
 #include <dynbatch/sim/cost_model.hpp>
 #include <dynbatch/sim/cost_sets.hpp>
+#include <dynbatch/sim/eviction_name.hpp>
 #include <dynbatch/sim/flight_log.hpp>
 #include <dynbatch/sim/flight_replay.hpp>
 #include <dynbatch/sim/metrics.hpp>

@@ -184,9 +184,6 @@ class ReplayCommand {
       if (const int code = read_evictions(); code != kSuccess) {
         return code;
       }
-      if (!options_.record.empty() && evictions_.front().eviction != CacheEviction::Lru) {
-        return fail(kUsage, "--record writes logs of runs with --eviction lru only");
-      }
       return options_.kv_blocks.empty()
                  ? kSuccess
                  : fail(kUsage, "--kv-blocks is for --cache-only; otherwise give --kv-tokens");
@@ -311,6 +308,9 @@ class ReplayCommand {
                     fmt::format("--eviction: {} knows lru only; dynbatch and chunked know the rest",
                                 spec.name));
       }
+    }
+    if (!options_.record.empty() && !is_lru_only) {
+      return fail(kUsage, "--record writes logs of runs with --eviction lru only");
     }
     if (!options_.record.empty() && (policies_.size() != 1 || evictions_.size() != 1 ||
                                      options_.units != 1 || options_.find_capacity > 0.0)) {
@@ -533,7 +533,6 @@ class ReplayCommand {
       return kSuccess;
     }
     const ServiceBound bound(trace_, report_.config, report_.cost.model);
-    report_.has_bound = true;
     if (report_.find_capacity > 0.0) {
       CapacitySearch capacity({.attainment = report_.find_capacity});
       while (!capacity.is_done()) {
@@ -543,7 +542,7 @@ class ReplayCommand {
       report_.bound = capacity.is_bounded() ? capacity.upper_scale() * report_.trace_rate
                                             : std::numeric_limits<double>::infinity();
     } else if (report_.has_slo()) {
-      report_.bound = bound.attainment(report_.config.offline ? 1.0 : report_.config.rate_scale);
+      report_.bound = bound.attainment(report_.config.rate_scale);
     } else {
       double tokens = 0.0;
       for (const TraceRequest& request : trace_.requests) {

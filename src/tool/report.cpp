@@ -164,19 +164,19 @@ std::string verdict(const ReplayReport& r) {
 
 // What no scheduler can beat.
 std::string bound_line(const ReplayReport& r) {
-  if (!r.has_bound) {
+  if (!r.bound) {
     return {};
   }
   std::string text;
   if (r.find_capacity > 0.0) {
-    if (std::isinf(r.bound)) {
+    if (std::isinf(*r.bound)) {
       return "Bound: none; the work fits at any rate.\n";
     }
-    text = fmt::format("{:.2f} req/s", r.bound);
+    text = fmt::format("{:.2f} req/s", *r.bound);
   } else if (r.has_slo()) {
-    text = fmt::format("{:.1f} % in limits", r.bound * 100.0);
+    text = fmt::format("{:.1f} % in limits", *r.bound * 100.0);
   } else {
-    text = grouped(r.bound, 0) + " tok/s";
+    text = grouped(*r.bound, 0) + " tok/s";
   }
   return fmt::format("Bound: no scheduler can exceed {} (work that cannot be avoided).\n", text);
 }
@@ -429,8 +429,8 @@ std::string to_json(const ReplayReport& r) {
   for (const PolicyResult& p : r.results) {
     json["results"].push_back(to_json(p, r.find_capacity > 0.0));
   }
-  if (r.has_bound) {
-    json["bound"] = {{r.bound_name(), r.bound}};
+  if (r.bound) {
+    json["bound"] = {{r.bound_name(), *r.bound}};
   }
   // A trace's name may hold bytes that are not UTF-8.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

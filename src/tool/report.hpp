@@ -10,6 +10,7 @@
 #include <dynbatch/sim/replay_config.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,10 +60,9 @@ struct ReplayReport {
   NamedCost cost;
   std::vector<PolicyResult> results;
   std::vector<CacheResult> caches;  ///< Instead of `results`: --cache-only.
-  bool has_bound = false;
   /// --bound: requests per second and unit with --find-capacity, the share inside the limits with
   /// limits, else output tokens per second and unit of an offline run.
-  double bound = 0.0;
+  std::optional<double> bound;
 
   [[nodiscard]] bool has_slo() const noexcept {
     return config.slo.ttft != kUnbounded || config.slo.tpot != kUnbounded;

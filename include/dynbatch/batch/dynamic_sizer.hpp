@@ -201,7 +201,7 @@ class DynamicSizer {
     return max_of(finished_tokens_ / num_finished_, so_far);
   }
 
-  /// The same from sums, where nobody lists what runs.
+  /// Sequences that the pool will hold, from sums: where nobody lists what runs.
   [[nodiscard]] std::int64_t sequences_by_sums(const SizerInput& in) const noexcept {
     const std::int64_t block = in.pool.block_size;
     if (block < 1 || in.pool.total_blocks < 1) {

@@ -5,7 +5,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/model/request.hpp>
-#include <dynbatch/sim/cache_replay.hpp>
+#include <dynbatch/sim/eviction_name.hpp>
 #include <dynbatch/sim/metrics.hpp>
 #include <dynbatch/sim/trace.hpp>
 

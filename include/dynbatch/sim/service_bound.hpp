@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -31,7 +32,7 @@ class ServiceBound {
                             const FormulaCost& cost);
 
   /// Largest share of the requests that can be inside `config.slo` if arrival times are divided by
-  /// `rate_scale` (> 0). O(intervals * requests); at most 18,000 intervals.
+  /// `rate_scale` (> 0). O(intervals * requests), some ten thousand intervals at most.
   [[nodiscard]] DYNBATCH_API double attainment(double rate_scale) const;
 
   /// Least time in which all is served that is there at the start, in seconds: of the unit that
@@ -43,6 +44,7 @@ class ServiceBound {
   /// valid lower bound, and the one that helps most is taken.
   static constexpr std::size_t kNumShares = 3;
 
+  /// A request.
   struct Item {
     double arrival_ns = 0.0;  ///< At scale 1.
     double alone_ns = 0.0;    ///< From the first step to the last token on an idle engine.
@@ -51,8 +53,18 @@ class ServiceBound {
     std::array<double, kNumShares> prefill_ns{};   ///< Work until the first token,
     std::array<double, kNumShares> complete_ns{};  ///< and until the last.
   };
+  /// One that can be in time, at some scale.
+  struct Job {
+    double arrival_ns = 0.0;
+    double first_due_ns = 0.0;
+    double due_ns = 0.0;
+    const Item* item = nullptr;
+  };
 
-  [[nodiscard]] double misses(const std::vector<Item>& items, double rate_scale) const;
+  [[nodiscard]] std::vector<Job> jobs_at(const std::vector<Item>& items, double rate_scale) const;
+  [[nodiscard]] static double num_late(std::span<const Job> jobs);
+  [[nodiscard]] static std::size_t num_late_in(std::span<const Job> arriving, double begin_ns,
+                                               double end_ns, std::vector<double>& works);
 
   Slo slo_{};
   std::vector<std::vector<Item>> units_;  // in order of arrival

@@ -22,11 +22,13 @@ StepWork random_work(SplitMix64& random) {
   return work;
 }
 
-// Feeds `steps` steps of an engine that costs `truth` times `noise` in [1 - amount, 1 + amount].
-TimeNs feed(StepTimeFit& fit, SplitMix64& random, TimeNs now, const StepCost& truth, int steps,
-            double amount = 0.0) {
+// Feeds `steps` drawn steps of an engine that costs `truth` times a noise in [1 - amount, 1 +
+// amount].
+template <class Draw>
+TimeNs feed_from(Draw draw, StepTimeFit& fit, SplitMix64& random, TimeNs now, const StepCost& truth,
+                 int steps, double amount = 0.0) {
   for (int i = 0; i < steps; ++i) {
-    const StepWork work = random_work(random);
+    const StepWork work = draw(random);
     const double noise = 1.0 + amount * (2.0 * random.uniform() - 1.0);
     const DurationNs measured{
         static_cast<std::int64_t>(static_cast<double>(truth.predict(work).ns) * noise)};
@@ -34,6 +36,11 @@ TimeNs feed(StepTimeFit& fit, SplitMix64& random, TimeNs now, const StepCost& tr
     fit.observe(now, work, measured);
   }
   return now;
+}
+
+TimeNs feed(StepTimeFit& fit, SplitMix64& random, TimeNs now, const StepCost& truth, int steps,
+            double amount = 0.0) {
+  return feed_from(random_work, fit, random, now, truth, steps, amount);
 }
 
 double relative_error(const StepCost& cost, const StepCost& truth, const StepWork& work) {
@@ -198,20 +205,6 @@ StepWork short_prompts(SplitMix64& random) {
   work.decode_rows = random.between(1, 128);
   work.kv_tokens = work.decode_rows * random.between(100, 2000);
   return random.one_in(3) ? with_prefill(work, 0, random.between(300, 1500)) : work;
-}
-
-template <class Draw>
-TimeNs feed_from(Draw draw, StepTimeFit& fit, SplitMix64& random, TimeNs now, const StepCost& truth,
-                 int steps, double amount = 0.0) {
-  for (int i = 0; i < steps; ++i) {
-    const StepWork work = draw(random);
-    const double noise = 1.0 + amount * (2.0 * random.uniform() - 1.0);
-    const DurationNs measured{
-        static_cast<std::int64_t>(static_cast<double>(truth.predict(work).ns) * noise)};
-    now = now + measured;
-    fit.observe(now, work, measured);
-  }
-  return now;
 }
 
 }  // namespace

@@ -79,7 +79,8 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
     }
     in.next_prompt_tokens = head.prompt_length + head.outputs;
   }
-  // Of the first entries of the walk one is hardly ever not a hole; without it the detail lacks.
+  // The first started prompt. Rows that have ended leave holes, so only a few entries are looked
+  // at; beyond them the first waiting one stands for it.
   const std::int32_t end = min_of(prefilling_.start() + 8, prefilling_.end());
   for (std::int32_t i = prefilling_.start(); i < end; ++i) {
     if (const std::int32_t row = prefilling_.at(i); row >= 0) {
