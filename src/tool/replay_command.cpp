@@ -17,12 +17,11 @@
 #include <dynbatch/sim/trace.hpp>
 #include <dynbatch/sim/workload.hpp>
 
+#include "tool/replay_setup.hpp"
 #include "tool/report.hpp"
 #include "tool/tool.hpp"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -32,7 +31,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -41,12 +39,6 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace tool {
 namespace {
-
-std::string text_of(const Status& status) {
-  std::array<char, 256> text{};
-  static_cast<void>(format_status(status, text.data(), text.size()));
-  return text.data();
-}
 
 // "policy [#######.............]  35 %" on one line that is overwritten.
 class ProgressBar {
@@ -93,13 +85,21 @@ class ReplayCommand {
       : options_(options), out_(out), err_(err), progress_(err, shows_progress) {}
 
   int run() {
-    if (options_.cache_only) {
-      return run_cache_only();
+    const std::string error = read_setup(options_, setup_);
+    if (!error.empty()) {
+      return fail(kUsage, error);
     }
-    for (int (ReplayCommand::* const step)() :
-         {&ReplayCommand::check_options, &ReplayCommand::check_policies, &ReplayCommand::read_slo,
-          &ReplayCommand::load_trace, &ReplayCommand::load_cost, &ReplayCommand::run_policies,
-          &ReplayCommand::find_bound, &ReplayCommand::write_reports}) {
+    report_.config = setup_.config;
+    report_.find_capacity = options_.find_capacity;
+    using Step = int (ReplayCommand::*)();
+    const std::vector<Step> steps =
+        options_.cache_only
+            ? std::vector<Step>{&ReplayCommand::load_trace, &ReplayCommand::run_caches,
+                                &ReplayCommand::write_reports}
+            : std::vector<Step>{&ReplayCommand::load_trace, &ReplayCommand::load_cost,
+                                &ReplayCommand::run_policies, &ReplayCommand::find_bound,
+                                &ReplayCommand::write_reports};
+    for (const Step step : steps) {
       if (const int code = (this->*step)(); code != kSuccess) {
         return code;
       }
@@ -114,295 +114,28 @@ class ReplayCommand {
     return code;
   }
 
-  int run_cache_only() {
-    for (int (ReplayCommand::* const step)() :
-         {&ReplayCommand::check_options, &ReplayCommand::load_trace, &ReplayCommand::run_caches,
-          &ReplayCommand::write_reports}) {
-      if (const int code = (this->*step)(); code != kSuccess) {
-        return code;
-      }
-    }
-    return kSuccess;
-  }
-
-  int read_evictions() {
-    std::string_view rest = options_.eviction.empty() ? "lru" : std::string_view(options_.eviction);
-    for (bool has_more = true; has_more;) {
-      const std::size_t comma = rest.find(',');
-      const std::string_view name = rest.substr(0, comma);
-      const auto found = std::find_if(kCacheEvictions.begin(), kCacheEvictions.end(),
-                                      [&](const CacheEvictionName& e) { return e.name == name; });
-      if (found == kCacheEvictions.end()) {
-        std::string known;
-        for (const CacheEvictionName& e : kCacheEvictions) {
-          known += fmt::format("{}{}", known.empty() ? "" : ", ", e.name);
-        }
-        return fail(kUsage, fmt::format("--eviction '{}': '{}' is no eviction order; known are {}",
-                                        options_.eviction, name, known));
-      }
-      if (!options_.cache_only && found->eviction == CacheEviction::Belady) {
-        return fail(kUsage, "--eviction belady is for --cache-only: it has to know the future");
-      }
-      evictions_.push_back(*found);
-      has_more = comma != std::string_view::npos;
-      rest.remove_prefix(has_more ? comma + 1 : 0);
-    }
-    return kSuccess;
-  }
-
-  // Each eviction order with each of the sizes of --kv-blocks into the report.
-  int read_kv_blocks() {
-    std::string_view rest = options_.kv_blocks;
-    std::vector<CacheResult> sizes;
-    for (bool has_more = options_.cache_only; has_more;) {
-      const std::size_t comma = rest.find(',');
-      const std::string_view part = rest.substr(0, comma);
-      CacheResult cache;
-      const auto [end, error] =
-          std::from_chars(part.data(), part.data() + part.size(), cache.num_blocks);
-      if (error != std::errc{} || end != part.data() + part.size() || cache.num_blocks < 1 ||
-          cache.num_blocks > INT32_MAX - 1) {
-        return fail(kUsage, fmt::format("--kv-blocks '{}': write N[,N...], each a whole number of "
-                                        "blocks from 1 to {}",
-                                        options_.kv_blocks, INT32_MAX - 1));
-      }
-      sizes.push_back(cache);
-      has_more = comma != std::string_view::npos;
-      rest.remove_prefix(has_more ? comma + 1 : 0);
-    }
-    for (const CacheEvictionName& eviction : evictions_) {
-      for (CacheResult cache : sizes) {
-        cache.eviction = eviction;
-        report_.caches.push_back(cache);
-      }
-    }
-    return kSuccess;
-  }
-
-  int check_cache_options() {
-    if (!options_.cache_only) {
-      if (const int code = read_evictions(); code != kSuccess) {
-        return code;
-      }
-      return options_.kv_blocks.empty()
-                 ? kSuccess
-                 : fail(kUsage, "--kv-blocks is for --cache-only; otherwise give --kv-tokens");
-    }
-    if (options_.find_capacity > 0.0 || !options_.slo.empty() || !options_.csv.empty()) {
-      return fail(kUsage, "--cache-only runs no engine: it excludes --slo, --find-capacity, --csv");
-    }
-    if (options_.bound) {
-      return fail(kUsage,
-                  "--cache-only runs no engine: it excludes --bound (--eviction belady is "
-                  "the bound of a cache)");
-    }
-    const int code = read_evictions();
-    return code == kSuccess ? read_kv_blocks() : code;
-  }
-
+  // Each eviction order with each of the sizes.
   int run_caches() {
-    for (CacheResult& cache : report_.caches) {
-      progress_.begin(fmt::format("{}, {} blocks", cache.eviction.name, cache.num_blocks));
-      cache.run = replay_cache(trace_, {.num_blocks = cache.num_blocks,
-                                        .block_size = report_.config.block_size,
-                                        .seed = report_.config.seed,
-                                        .eviction = cache.eviction.eviction});
-      if (!cache.run.is_ok()) {
-        const bool is_usage = cache.run.status.code == Errc::InvalidConfig;
-        return fail(is_usage ? kUsage : kFailure, text_of(cache.run.status));
+    for (const CacheEvictionName& eviction : setup_.evictions) {
+      for (const std::int64_t num_blocks : setup_.kv_blocks) {
+        progress_.begin(fmt::format("{}, {} blocks", eviction.name, num_blocks));
+        const CacheReplayRun run = replay_cache(trace_, {.num_blocks = num_blocks,
+                                                         .block_size = report_.config.block_size,
+                                                         .seed = report_.config.seed,
+                                                         .eviction = eviction.eviction});
+        if (!run.is_ok()) {
+          const bool is_usage = run.status.code == Errc::InvalidConfig;
+          return fail(is_usage ? kUsage : kFailure, text_of(run.status));
+        }
+        report_.caches.push_back({eviction, num_blocks, run});
       }
     }
     progress_.clear();
     return kSuccess;
   }
 
-  int check_options() {
-    ReplayConfig& config = report_.config;
-    const auto out_of_range = [&](const char* name, std::int64_t low, std::int64_t high) {
-      return fail(kUsage, fmt::format("{} must be a whole number from {} to {}", name, low, high));
-    };
-    const bool has_scale = options_.rate_scale != 0.0;
-    if (options_.block_size < 1 || options_.block_size > 65'536) {
-      return out_of_range("--block-size", 1, 65'536);
-    }
-    config.block_size = static_cast<std::int32_t>(options_.block_size);
-    if (const int code = check_cache_options(); code != kSuccess) {
-      return code;
-    }
-    if (options_.kv_tokens < config.block_size || options_.kv_tokens > std::int64_t{1} << 35) {
-      return out_of_range("--kv-tokens", config.block_size, std::int64_t{1} << 35);
-    }
-    if (options_.max_seqs < 1 || options_.max_seqs > 65'536) {
-      return out_of_range("--max-seqs", 1, 65'536);
-    }
-    if (options_.max_new < 0 || options_.max_new > std::int64_t{1} << 30) {
-      return out_of_range("--max-new", 1, std::int64_t{1} << 30);
-    }
-    if (options_.units < 1 || options_.units > 65'536) {
-      return out_of_range("--units", 1, 65'536);
-    }
-    if (options_.requests < 0 || options_.requests > 1'000'000'000) {
-      return out_of_range("--requests", 1, 1'000'000'000);
-    }
-    if (options_.seed < 0) {
-      return out_of_range("--seed", 0, INT64_MAX);
-    }
-    if (has_scale && !(options_.rate_scale >= 1e-9 && options_.rate_scale <= 1e9)) {
-      return fail(kUsage, "--rate-scale must be a number above 0");
-    }
-    if (!(options_.find_capacity >= 0.0 && options_.find_capacity <= 1.0)) {
-      return fail(kUsage, "--find-capacity must lie above 0 and at most at 1");
-    }
-    if (options_.find_capacity > 0.0 && (options_.offline || has_scale)) {
-      return fail(kUsage,
-                  "--find-capacity searches the rate: it excludes --offline and --rate-scale");
-    }
-    if (options_.find_capacity > 0.0 && options_.slo.empty()) {
-      return fail(kUsage, "--find-capacity needs limits: --slo ttft:MS,tpot:MS");
-    }
-    if (options_.bound && options_.find_capacity == 0.0 && options_.slo.empty() &&
-        !options_.offline) {
-      return fail(kUsage,
-                  "--bound bounds what --find-capacity finds, the share inside --slo, or "
-                  "the output of --offline: give one of them");
-    }
-    if (options_.offline && has_scale) {
-      return fail(kUsage, "--offline sends everything at t = 0: it excludes --rate-scale");
-    }
-    config.kv_tokens = options_.kv_tokens;
-    config.max_sequences = static_cast<std::int32_t>(options_.max_seqs);
-    config.units = static_cast<std::int32_t>(options_.units);
-    config.offline = options_.offline;
-    config.rate_scale = has_scale ? options_.rate_scale : 1.0;
-    config.seed = static_cast<std::uint64_t>(options_.seed);
-    config.cuts_outputs = options_.max_new > 0;
-    if (options_.max_new > 0) {
-      config.max_new_tokens = options_.max_new;
-    }
-    report_.find_capacity = options_.find_capacity;
-    return kSuccess;
-  }
-
-  int check_policies() {
-    PolicyListReader reader(options_.policy);
-    while (reader.has_next()) {
-      PolicySpec spec;
-      std::size_t position = 0;
-      Status status = reader.next(spec);
-      position = spec.position;
-      if (status) {
-        status = check_policy(spec, &position);
-      }
-      if (!status) {
-        return fail(kUsage, fmt::format("--policy: {}\n  {}\n  {:>{}}", text_of(status),
-                                        options_.policy, "^", position + 1));
-      }
-      policies_.push_back(spec);
-    }
-    const bool is_lru_only =
-        std::all_of(evictions_.begin(), evictions_.end(),
-                    [](const CacheEvictionName& e) { return e.eviction == CacheEviction::Lru; });
-    for (const PolicySpec& spec : policies_) {
-      if (!is_lru_only && spec.name != DynbatchBundle::kName && spec.name != ChunkedBundle::kName) {
-        return fail(kUsage,
-                    fmt::format("--eviction: {} knows lru only; dynbatch and chunked know the rest",
-                                spec.name));
-      }
-    }
-    if (!options_.record.empty() && !is_lru_only) {
-      return fail(kUsage, "--record writes logs of runs with --eviction lru only");
-    }
-    if (!options_.record.empty() && (policies_.size() != 1 || evictions_.size() != 1 ||
-                                     options_.units != 1 || options_.find_capacity > 0.0)) {
-      return fail(kUsage,
-                  "--record writes the log of one run: one policy, one unit, no --find-capacity");
-    }
-    return kSuccess;
-  }
-
-  int read_slo() {
-    std::string_view rest = options_.slo;
-    while (!rest.empty()) {
-      const std::size_t comma = rest.find(',');
-      const std::string_view part = rest.substr(0, comma);
-      rest = comma == std::string_view::npos ? "" : rest.substr(comma + 1);
-      const std::size_t colon = part.find(':');
-      const std::string_view name = part.substr(0, colon);
-      // Read as seconds and divided by 1,000: "100" ms are 100 s / 1,000.
-      std::int64_t ns = 0;
-      const bool is_number =
-          colon != std::string_view::npos && parse_seconds(part.substr(colon + 1), ns) && ns > 0;
-      DurationNs* limit = nullptr;
-      if (name == "ttft") {
-        limit = &report_.config.slo.ttft;
-      } else if (name == "tpot") {
-        limit = &report_.config.slo.tpot;
-      }
-      if (!is_number || limit == nullptr || *limit != kUnbounded ||
-          (rest.empty() && comma != std::string_view::npos)) {
-        return fail(kUsage,
-                    fmt::format("--slo '{}': write ttft:MS, tpot:MS or both with a comma, each "
-                                "a number of milliseconds above 0",
-                                options_.slo));
-      }
-      limit->ns = ns / 1000;
-    }
-    return kSuccess;
-  }
-
-  int read_window(TraceOptions& window) {
-    if (!options_.start.empty() && !parse_seconds(options_.start, window.start_ns)) {
-      return fail(kUsage, fmt::format("--start '{}' is not a number of seconds", options_.start));
-    }
-    if (!options_.end.empty() && !parse_seconds(options_.end, window.end_ns)) {
-      return fail(kUsage, fmt::format("--end '{}' is not a number of seconds", options_.end));
-    }
-    if (window.end_ns >= 0 && window.end_ns < window.start_ns) {
-      return fail(kUsage, "--end lies before --start");
-    }
-    report_.start_s = static_cast<double>(window.start_ns) * 1e-9;
-    report_.end_s = window.end_ns < 0 ? -1.0 : static_cast<double>(window.end_ns) * 1e-9;
-    return kSuccess;
-  }
-
-  int read_spread(std::int64_t& spread_ns) {
-    const std::string_view text = options_.spread_ticks;
-    if (text.empty()) {
-      return kSuccess;
-    }
-    if (text == "off") {
-      spread_ns = 0;
-      return kSuccess;
-    }
-    // Read as seconds and divided by 1,000, like the limits.
-    const std::size_t end = text.find("ms");
-    if (end == std::string_view::npos || end + 2 != text.size() ||
-        !parse_seconds(text.substr(0, end), spread_ns) || spread_ns < 1000) {
-      return fail(kUsage, fmt::format("--spread-ticks '{}': write 3000ms, or off", text));
-    }
-    spread_ns /= 1000;
-    return kSuccess;
-  }
-
   int load_trace() {
-    TraceOptions window;
-    window.order = options_.lenient ? TraceOrder::Lenient : TraceOrder::Strict;
-    if (options_.format == "azure") {
-      window.format = TraceFormat::Azure;
-    } else if (options_.format == "csv") {
-      window.format = TraceFormat::Csv;
-    } else if (options_.format == "mooncake") {
-      window.format = TraceFormat::Mooncake;
-    } else if (options_.format == "bailian") {
-      window.format = TraceFormat::Bailian;
-    }
-    if (const int code = read_spread(window.spread_ns); code != kSuccess) {
-      return code;
-    }
-    window.max_requests = options_.requests > 0 ? options_.requests : -1;
-    if (const int code = read_window(window); code != kSuccess) {
-      return code;
-    }
+    const TraceOptions& window = setup_.window;
     if (options_.trace.empty()) {
       const std::int64_t count = options_.requests > 0 ? options_.requests : kEmbeddedRequests;
       trace_ =
@@ -427,6 +160,9 @@ class ReplayCommand {
 
   void describe_trace() {
     report_.trace_name = trace_.name;
+    report_.start_s = static_cast<double>(setup_.window.start_ns) * 1e-9;
+    report_.end_s =
+        setup_.window.end_ns < 0 ? -1.0 : static_cast<double>(setup_.window.end_ns) * 1e-9;
     report_.trace_sha256 = trace_.sha256;
     report_.spread_ns = trace_.spread_ns;
     report_.hash_block_tokens = trace_.hash_block_tokens;
@@ -460,8 +196,8 @@ class ReplayCommand {
   }
 
   int run_policies() {
-    for (const PolicySpec& spec : policies_) {
-      for (const CacheEvictionName& eviction : evictions_) {
+    for (const PolicySpec& spec : setup_.policies) {
+      for (const CacheEvictionName& eviction : setup_.evictions) {
         PolicyResult result;
         result.policy = std::string(spec.text);
         result.eviction = eviction;
@@ -577,8 +313,7 @@ class ReplayCommand {
   std::ostream& out_;
   std::ostream& err_;
   ProgressBar progress_;
-  std::vector<PolicySpec> policies_;
-  std::vector<CacheEvictionName> evictions_;
+  ReplaySetup setup_;
   Trace trace_;
   ReplayReport report_;
   bool is_recorded_ = true;

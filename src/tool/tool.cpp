@@ -2,6 +2,7 @@
 #include "tool/tool.hpp"
 
 #include <dynbatch/base/config.hpp>
+#include <dynbatch/base/error.hpp>
 #include <dynbatch/base/version.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
 #include <dynbatch/sim/cache_replay.hpp>
@@ -12,6 +13,7 @@
 #include "tool/replay_command.hpp"
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <exception>
 #include <ostream>
 #include <string>
@@ -169,6 +171,12 @@ int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::
 }
 
 }  // namespace
+
+std::string text_of(const Status& status) {
+  std::array<char, 256> text{};
+  static_cast<void>(format_status(status, text.data(), text.size()));
+  return text.data();
+}
 
 int run_tool(const std::vector<std::string>& args, std::ostream& out, std::ostream& err,
              bool shows_progress) {
