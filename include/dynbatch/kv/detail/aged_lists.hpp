@@ -48,6 +48,7 @@ class AgedLists {
     has_threshold_ = false;
     leader_ = 0;
     bound_ = kUnknown;
+    bound_list_ = 0;
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
     if (num_blocks > kMost - kClasses) {
       return {Errc::InvalidConfig, "num_blocks", num_blocks, kMost - kClasses,
@@ -73,7 +74,7 @@ class AgedLists {
     n.time = static_cast<std::uint64_t>(clock_) & kTimeMask;
     n.list = static_cast<std::uint64_t>(list) & 255U;
     if (list != leader_ && end.next == end_of(list)) {
-      bound_ = min_of(bound_, key_of(n));
+      note_rival(key_of(n), list, bound_, bound_list_);
     }
     n.next = end_of(list);
     n.prev = end.prev;
@@ -100,20 +101,26 @@ class AgedLists {
   std::size_t take(std::span<BlockId> blocks, OnEvict on_evict) noexcept {
     std::size_t taken = 0;
     while (taken < blocks.size()) {
-      BlockId block = front_of(leader_);
-      if (block == kNoBlock || key_of(node(block.value)) >= bound_) {
-        if (!find_leader(leader_, bound_)) {
-          break;
-        }
-        block = front_of(leader_);
+      std::int32_t block = node(end_of(leader_)).next;
+      if (!leads(block, leader_, bound_, bound_list_) &&
+          !find_leader(leader_, bound_, bound_list_)) {
+        break;
       }
-      const Node& n = node(block.value);
-      __builtin_prefetch(&nodes_.data()[n.ahead], 1);
-      threshold_ = key_of(n);
+      // Most often a stretch of a path: all of it leaves the list at once.
+      const std::int32_t end = end_of(leader_);
+      block = node(end).next;
+      do {
+        const Node& n = node(block);
+        __builtin_prefetch(&nodes_.data()[n.ahead], 1);
+        threshold_ = key_of(n);
+        const std::int32_t behind = n.next;
+        blocks[taken++] = BlockId{block};
+        on_evict(BlockId{block}, leader_);
+        block = behind;
+      } while (taken < blocks.size() && leads(block, leader_, bound_, bound_list_));
+      node(end).next = block;
+      node(block).prev = end;
       has_threshold_ = true;
-      unlink(block.value, block.value);
-      blocks[taken++] = block;
-      on_evict(block, leader_);
     }
     return taken;
   }
@@ -122,13 +129,13 @@ class AgedLists {
     if (nodes_.size() == 0) {
       return kNoBlock;
     }
-    const BlockId block = front_of(leader_);
-    if (block != kNoBlock && key_of(node(block.value)) < bound_) {
-      return block;
+    if (leads(node(end_of(leader_)).next, leader_, bound_, bound_list_)) {
+      return front_of(leader_);
     }
     std::int32_t leader = 0;
     std::int64_t bound = 0;
-    return find_leader(leader, bound) ? front_of(leader) : kNoBlock;
+    std::int32_t bound_list = 0;
+    return find_leader(leader, bound, bound_list) ? front_of(leader) : kNoBlock;
   }
   [[nodiscard]] BlockId front() const noexcept {
     return nodes_.size() == 0 ? kNoBlock : front_from(0);
@@ -141,6 +148,7 @@ class AgedLists {
   void set_bonus(std::int32_t list, std::int64_t bonus) noexcept {
     bonus_[list] = bonus;
     bound_ = kUnknown;
+    bound_list_ = 0;
   }
   [[nodiscard]] std::int64_t bonus(std::int32_t list) const noexcept { return bonus_[list]; }
   [[nodiscard]] std::int32_t class_of(BlockId block) const noexcept {
@@ -214,23 +222,40 @@ class AgedLists {
   [[nodiscard]] std::int64_t key_of(const Node& n) const noexcept {
     return static_cast<std::int64_t>(n.time) + bonus_[n.list];
   }
-  // The class whose front has the lowest key, and the lowest key among the others.
-  bool find_leader(std::int32_t& leader, std::int64_t& bound) const noexcept {
+  // Whether a block of the leading list, or its end, goes before the fronts of all others.
+  [[nodiscard]] bool leads(std::int32_t block, std::int32_t leader, std::int64_t bound,
+                           std::int32_t bound_list) const noexcept {
+    if (block >= num_blocks_) {
+      return false;
+    }
+    const std::int64_t key = key_of(node(block));
+    return key < bound || (key == bound && leader < bound_list);
+  }
+  static void note_rival(std::int64_t key, std::int32_t list, std::int64_t& bound,
+                         std::int32_t& bound_list) noexcept {
+    if (key < bound || (key == bound && list < bound_list)) {
+      bound = key;
+      bound_list = list;
+    }
+  }
+  // The class whose front goes first, and the key and class of what goes first among the others.
+  bool find_leader(std::int32_t& leader, std::int64_t& bound,
+                   std::int32_t& bound_list) const noexcept {
     constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
     std::int64_t lowest = kNone;
-    std::int64_t second = kNone;
+    bound = kNone;
+    bound_list = kClasses;
     for (std::int32_t list = 0; list < kClasses; ++list) {
       const BlockId block = front_of(list);
       const std::int64_t key = block == kNoBlock ? kNone : key_of(node(block.value));
       if (key < lowest) {
-        second = lowest;
+        note_rival(lowest, leader, bound, bound_list);
         lowest = key;
         leader = list;
       } else {
-        second = min_of(second, key);
+        note_rival(key, list, bound, bound_list);
       }
     }
-    bound = second;
     return lowest != kNone;
   }
 
@@ -238,7 +263,8 @@ class AgedLists {
   std::int64_t bonus_[static_cast<std::size_t>(kClasses)] = {};
   std::int64_t clock_ = 0;
   std::int64_t threshold_ = 0;     // Key of the latest victim.
-  std::int64_t bound_ = kUnknown;  // No front but the leader's has a lower key.
+  std::int64_t bound_ = kUnknown;  // No front but the leader's goes before this key of this class.
+  std::int32_t bound_list_ = 0;
   std::int32_t num_blocks_ = 0;
   std::int32_t leader_ = 0;
   bool has_threshold_ = false;
