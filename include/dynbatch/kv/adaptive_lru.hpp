@@ -73,12 +73,8 @@ class AdaptiveLru {
     std::int64_t num_own[2] = {};
     for (std::size_t i = path.size(); i-- > 0;) {
       const BlockId block = path[i];
-      const std::int32_t known = lists_.note(block);
       flags |= i + 1 < path.size() || i == 0 ? kIsInner : 0;
-      if (i < first && (known & flags) == flags) {
-        break;  // Those before it know too.
-      }
-      flags |= known;
+      flags |= lists_.note(block);
       lists_.set_note(block, flags);
       if (i < first) {
         continue;
