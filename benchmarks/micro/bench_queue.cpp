@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Cost of the waiting queue under each order: BM_Queue/order:X/waiting:N is the turn of one request
-/// while N others wait: submit() with random keys, the plan() that admits the first in order, its
-/// commit() and poll(). The requests are as small as can be, so what grows with N is the queue's.
-/// Target: docs/performance.md.
+/// Cost of the waiting queue under each order: BM_Queue/order:X/waiting:N is the turn of one
+/// request while N others wait: submit() with random keys, the plan() that admits the first in
+/// order, its commit() and poll(). The requests are as small as can be, so what grows with N is the
+/// queue's. Target: docs/performance.md.
 #include <dynbatch/batch/earliest_deadline.hpp>
 #include <dynbatch/batch/fair_share.hpp>
 #include <dynbatch/batch/fcfs_admission.hpp>
@@ -56,8 +56,8 @@ class QueueBed {
     caps.max_sequences = 1;
     auto made = BedScheduler::make(
         config, caps, TokenBudgetSizer(TokenBudgetSizer::Config{.budget = 64}), NoSplit{},
-        NullBalancer{},
-        BlockPool<>(BlockPool<>::Config{.num_blocks = 64, .block_size = kTokens}), Order{});
+        NullBalancer{}, BlockPool<>(BlockPool<>::Config{.num_blocks = 64, .block_size = kTokens}),
+        Order{});
     require(made.status());
     scheduler_ = std::make_unique<BedScheduler>(std::move(made).value());
     require(scheduler_->make_result(result_));
