@@ -65,8 +65,10 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
         const std::int64_t due =
             saturating_add(r.first_token_ns,
                            saturating_mul(r.tpot_ns, r.known - r.prompt_end + r.pending_samples));
-        in.next_token_due = min_of(in.next_token_due, TimeNs{due});
         in.least_tpot = min_of(in.least_tpot, DurationNs{r.tpot_ns});
+        if (saturating_add(due, saturating_mul(r.tpot_ns, kForgivenTokens)) >= now.ns) {
+          in.next_token_due = min_of(in.next_token_due, TimeNs{due});
+        }
       }
     }
   }
@@ -221,7 +223,6 @@ void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& 
   const std::int32_t parts = budget.sorts_late ? 2 : 1;
   for (std::int32_t i = 0; i < parts; ++i) {
     const bool is_late = (i == 1) != (turn == LateTurn::First);
-    const std::int64_t before = budget.prefill_tokens;
     if (composition.prefill && prefilling_.size() > 0) {
       prefilling_.set_walked(true);
       plan_prefills(record, budget, is_late, i == 0);
@@ -229,9 +230,6 @@ void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& 
     }
     if (composition.admit && !(waiting_.empty() && (num_parked_ == 0 || num_running_ > 0))) {
       admit(record, limits, budget, is_late);
-    }
-    if (is_late && budget.prefill_tokens < before) {
-      late_passed_ = 0;
     }
   }
 }

@@ -61,6 +61,7 @@ void SchedulerCore<P>::move_to_late(std::uint32_t slot) noexcept {
   waiting_.erase(slot);
   desk_[slot].is_late = true;
   push_waiting(slot);
+  late_passed_ = max_of(late_passed_, 1);  // this step counts already
 }
 
 }  // namespace detail
