@@ -130,7 +130,7 @@ struct OptionalAdmission {
   /// Above 0 requests whose first token can't be in time any more (Slo::ttft; predicted from the
   /// sizer's cost) stand behind all others, waiting and started: they get what those leave of a
   /// step, and come first after so many steps in which that was nothing. 0 = order goes by key()
-  /// alone.
+  /// alone. Read once, by make().
   [[nodiscard]] static std::int32_t late_patience(const P& p) noexcept {
     if constexpr (kHasLatePatience) {
       return p.late_patience();

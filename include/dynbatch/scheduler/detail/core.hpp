@@ -423,6 +423,7 @@ class SchedulerCore {
   std::size_t num_groups_ = 0;
   bool has_states_ = false;  // a group is recurrent
   bool shares_prefixes_ = false;
+  std::int32_t late_patience_ = 0;  // steps that late requests let others pass; 0 = none is late
   bool by_sequence_ = false;  // the host addresses KV by sequence: row operations, no block tables
   FixedVector<std::int32_t> graph_sizes_;  // ascending
 

@@ -78,6 +78,7 @@ Status SchedulerCore<P>::initialise() noexcept {
       }
     }
   }
+  late_patience_ = AdmissionOptions::late_patience(policies_.admission);
   shares_prefixes_ = pool.shares_prefixes();
 
   IntakeLimits limits;

@@ -37,8 +37,7 @@ bool SchedulerCore<P>::is_past_hope(const RequestRecord& request, std::int64_t p
 template <class P>
 typename SchedulerCore<P>::LateTurn SchedulerCore<P>::late_turn(
     const BatchLimits& limits) noexcept {
-  const std::int32_t patience = AdmissionOptions::late_patience(policies_.admission);
-  if (patience < 1) {
+  if (late_patience_ < 1) {
     return LateTurn::Off;
   }
   bool has_late = !waiting_.part(true).empty();
@@ -52,7 +51,7 @@ typename SchedulerCore<P>::LateTurn SchedulerCore<P>::late_turn(
     }
   }
   late_passed_ = has_late ? late_passed_ + 1 : 0;
-  return late_passed_ > patience ? LateTurn::First : LateTurn::Last;
+  return late_passed_ > late_patience_ ? LateTurn::First : LateTurn::Last;
 }
 
 /// The request that stands first of those in time goes behind, into the part of the late ones.
