@@ -71,16 +71,20 @@ class AdaptiveLru {
     }
     std::int32_t flags = flags_for(path);
     std::int64_t num_own[2] = {};
-    for (std::size_t i = path.size(); i-- > 0;) {
-      const BlockId block = path[i];
-      flags |= i + 1 < path.size() || i == 0 ? kIsInner : 0;
-      flags |= lists_.note(block);
-      lists_.set_note(block, flags);
-      if (i < first) {
-        continue;
+    {
+      typename Lists::Appender appender(lists_);
+      for (std::size_t i = path.size(); i-- > first;) {
+        const Lists::Facts facts = lists_.facts(path[i]);
+        flags |= (i + 1 < path.size() || i == 0 ? kIsInner : 0) | facts.note();
+        appender.add(path[i], class_for(flags), facts.hits(), flags,
+                     path[i - min_of(Lists::kAhead, i - first)]);
+        num_own[(flags & kIsDrawn) != 0 ? 1 : 0] += facts.hits() <= kFewHits ? 1 : 0;
       }
-      lists_.push_back(block, class_for(flags), path[i - min_of(lists_.kAhead, i - first)]);
-      num_own[(flags & kIsDrawn) != 0 ? 1 : 0] += is_own(block) ? 1 : 0;
+    }
+    // Those before are still used; they learn it now.
+    for (std::size_t i = first; i-- > 0;) {
+      flags |= (i + 1 < path.size() || i == 0 ? kIsInner : 0) | lists_.note(path[i]);
+      lists_.set_note(path[i], flags);
     }
     trial_.note_released(num_own[0], num_own[1]);
     lists_.advance(path.size() - first);
@@ -126,6 +130,7 @@ class AdaptiveLru {
   static constexpr std::int32_t kClasses = 5;
 
  private:
+  using Lists = detail::AgedLists<kClasses>;
   static constexpr std::int64_t kOne = 256;  // Counters are multiples of 1 / kOne.
   static constexpr std::int32_t kFewHits = 8;
   static constexpr std::int64_t kDrawnOneIn = 4;
@@ -182,7 +187,7 @@ class AdaptiveLru {
   void adapt() noexcept;
 
   Config config_;
-  detail::AgedLists<kClasses> lists_;
+  Lists lists_;
   Kind kinds_[kKinds];
   detail::SplitTrial trial_;
   SplitMix64 random_{kSeed};
