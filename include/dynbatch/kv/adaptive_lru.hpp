@@ -66,8 +66,8 @@ class AdaptiveLru {
   }
 
   void insert_backwards(std::span<const BlockId> path, std::size_t first) noexcept {
-    if (path.empty()) {
-      return;
+    if (first >= path.size()) {
+      return;  // nothing enters: nothing is drawn either
     }
     std::int32_t flags = flags_for(path);
     std::int64_t num_own[2] = {};

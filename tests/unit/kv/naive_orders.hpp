@@ -272,6 +272,9 @@ class Naive<dynbatch::AdaptiveLru> : public NaiveBase<NaiveBlock> {
   // Lifetimes are learned: they are taken from the order itself.
   Naive(const Order& order, std::int64_t n) : NaiveBase(n), order_(&order) {}
   void insert_backwards(const std::vector<int>& path, std::size_t first) {
+    if (first >= path.size()) {
+      return;  // nothing enters: nothing is drawn either
+    }
     bool continues = false;
     bool is_drawn = false;
     for (const int b : path) {
@@ -280,7 +283,7 @@ class Naive<dynbatch::AdaptiveLru> : public NaiveBase<NaiveBlock> {
         is_drawn = continues && at(b).is_drawn;
       }
     }
-    is_drawn = is_drawn || (!continues && !path.empty() && random_.one_in(4));
+    is_drawn = is_drawn || (!continues && random_.one_in(4));
     const std::int64_t begin = clock;
     for (std::size_t i = path.size(); i-- > 0;) {
       NaiveBlock& b = at(path[i]);
