@@ -6,8 +6,9 @@ prints a table in Markdown for each trace and set.
 A column "TTFT/TPOT" is the highest request rate at which 90 % of the requests stay inside both
 limits. Where even an idle engine whose prefix cache is never full misses that, it is the rate at
 which 90 % of the share that the idle engine reaches do; such columns carry a star and the share.
-"tok/s" is the output with everything there at the start. The last row is what no scheduler can
-exceed (`--bound`).
+"tok/s" is the output with everything there at the start; who refuses requests there is not compared
+with the others, since it serves fewer. "any": all may come at once. The last row is what no
+scheduler that refuses nobody can exceed (`--bound`).
 
 Usage: benchmarks/sim/compare_policies.py DIRECTORY_OF_TRACES [TRACE...]
 """
@@ -29,6 +30,7 @@ TRACES = [
     "agent_taubench_blk16.jsonl",
 ]
 COSTS = ["llama3.1-70b_fp8_h100_tp4_vllm", "qwen3-235b-a22b_fp8_h100_tp4ep4_trtllm"]
+UNLIMITED = 100_000  # requests a second: where the search for a capacity gave up
 LEVELS = [(2000, 100), (450, 40), (450, 30)]
 POLICIES = [
     "static:batch=32", "orca", "prefill_first", "chunked:budget=256", "chunked:budget=512",
@@ -50,8 +52,13 @@ def replay(tool, trace, cost, arguments):
         return {r["policy"]: r for r in report["results"]} | {"bound": report["bound"]}
 
 
-def cell(value, best):
-    text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+def cell(value, best, refused=0):
+    if value > UNLIMITED:
+        text = "any"
+    else:
+        text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    if refused > 0:
+        return f"{text} ({refused:,} refused)"
     return f"**{text}**" if best > 0 and value >= 0.99 * best else text
 
 
@@ -86,14 +93,17 @@ def main():
                              ["--requests", "3000", "--offline", "--policy", options.policies,
                               "--kv-tokens", "600000"])
             columns.append(("tok/s", {p: r["output_throughput"] for p, r in offline.items()}))
+            refused = {p: r.get("rejected", 0) for p, r in offline.items()}
             print(f"\n{name}, {cost}\n")
             print("| policy | " + " | ".join(title for title, _ in columns) + " |")
             print("|---" * (len(columns) + 1) + "|")
-            best = [max((v or 0.0) for p, v in values.items() if p != "bound")
-                    for _, values in columns]
+            best = [max((v or 0.0) for p, v in values.items()
+                        if p != "bound" and (title != "tok/s" or refused[p] == 0))
+                    for title, values in columns]
             for policy in columns[0][1]:
-                row = [cell(values[policy] or 0.0, b if policy != "bound" else 0.0)
-                       for (_, values), b in zip(columns, best)]
+                row = [cell(values[policy] or 0.0, b if policy != "bound" else 0.0,
+                            refused[policy] if title == "tok/s" else 0)
+                       for (title, values), b in zip(columns, best)]
                 print(f"| {policy} | " + " | ".join(row) + " |", flush=True)
 
 
