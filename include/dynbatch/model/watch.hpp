@@ -75,8 +75,8 @@ struct WatchConfig {
   /// What the shares (misses, recomputed tokens) are taken over: the newest so long, moving on in
   /// sixteenths; >= 16 ns.
   DurationNs window = seconds(10);
-  /// Requests that must have been judged within the window; with fewer the share of misses counts
-  /// as 0. >= 1.
+  /// Requests that must have been judged within the window to raise an alert of misses; to clear it
+  /// any number will do, also none. >= 1.
   std::int64_t min_judged = 10;
 
   [[nodiscard]] constexpr AlertRule& rule(AlertKind kind) noexcept {

@@ -168,10 +168,13 @@ class Watch {
   /// `values` holds what the scheduler knows: queue and KV.
   void update_alerts(AlertValues& values, TimeNs now) noexcept {
     due_ = {saturating_sum(now.ns, kPeriod.ns)};
-    values.of[static_cast<std::size_t>(AlertKind::TtftMisses)] =
-        ttft_.permille(now, config_.min_judged);
-    values.of[static_cast<std::size_t>(AlertKind::TpotMisses)] =
-        tpot_.permille(now, config_.min_judged);
+    const auto misses = [&](AlertKind kind, const WindowShare& share) noexcept {
+      // Once it is raised, fewer requests are no reason to clear it.
+      values.of[static_cast<std::size_t>(kind)] =
+          share.permille(now, board_.is_raised(kind) ? 1 : config_.min_judged);
+    };
+    misses(AlertKind::TtftMisses, ttft_);
+    misses(AlertKind::TpotMisses, tpot_);
     values.of[static_cast<std::size_t>(AlertKind::RecomputedTokens)] = recomputed_.permille(now, 1);
     board_.update(values, now);
   }
