@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// A limit of waiting requests is exact whatever comes at once. Runs under ThreadSanitizer.
+#include <dynbatch/scheduler/detail/queue_gate.hpp>
+
 #include "small_host.hpp"
 
 #include <atomic>
@@ -99,6 +101,56 @@ TEST_CASE("Of ten thousand requests of eight threads at one instant exactly the 
   CHECK(run_dry(s, TimeNs{2'000'000}));
   drain(s);
   CHECK(s.stats().finished == kLimit + 16);
+}
+
+TEST_CASE("A gate under fire from eight threads lets in exactly its limit and loses no place") {
+  SchedulerConfig config;
+  config.max_waiting_requests = 40'000;
+  detail::QueueGate gate;
+  gate.configure(config);
+  std::atomic<std::int64_t> taken{0};
+  std::atomic<int> ready{0};
+  std::atomic<int> done{0};
+  const auto fire = [&](std::int64_t count) {
+    ready.fetch_add(1);
+    while (ready.load() < kThreads) {
+    }
+    std::int64_t mine = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      mine += gate.enter() ? 1 : 0;
+    }
+    taken.fetch_add(mine);
+    done.fetch_add(1);
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back(fire, 10'000);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(taken.load() == 40'000);
+  CHECK(gate.num_waiting() == 40'000);
+  // Now one thread gives places back meanwhile.
+  ready.store(0);
+  done.store(0);
+  threads.clear();
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back(fire, 10'000);
+  }
+  std::int64_t left = 0;
+  while (done.load() < kThreads) {
+    if (gate.num_waiting() > 20'000) {
+      gate.leave();
+      ++left;
+    }
+    CHECK(gate.num_waiting() <= 40'000);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(gate.num_waiting() == taken.load() - left);
+  CHECK(gate.num_waiting() <= 40'000);
 }
 
 TEST_CASE("While requests start and leave, the count of those that wait loses nothing") {
