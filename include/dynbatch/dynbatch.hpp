@@ -9,6 +9,7 @@
 #include <dynbatch/base/digest.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/hash.hpp>
+#include <dynbatch/base/huge_pages.hpp>
 #include <dynbatch/base/ids.hpp>
 #include <dynbatch/base/math.hpp>
 #include <dynbatch/base/random.hpp>

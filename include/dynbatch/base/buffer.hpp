@@ -4,6 +4,7 @@
 /// Storage that is allocated once: Buffer (fixed length) and FixedVector (fixed capacity).
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
+#include <dynbatch/base/huge_pages.hpp>
 #include <dynbatch/base/math.hpp>
 
 #include <cstddef>
@@ -16,8 +17,15 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
+/// How an array is used in service, which decides about its pages.
+enum class PageUse : std::uint8_t {
+  Sparse,  ///< Much of it may never be touched: small pages, each on its first touch.
+  Dense,   ///< Filled from end to end, or touched at random: huge pages if there are any.
+};
+
 /// Zero-initialised array of trivial elements, allocated by allocate() and freed by the destructor.
-/// Pages are touched only when written, so a generous capacity costs address space, not memory.
+/// Pages are touched only when written, so a generous capacity costs address space, not memory;
+/// unless T is aligned to more than std::max_align_t.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
@@ -40,7 +48,7 @@ class Buffer {
 
   /// Replaces the content by `count` elements of zero bytes. OutOfMemory names `field` and the
   /// count.
-  Status allocate(std::size_t count, const char* field) noexcept {
+  Status allocate(std::size_t count, const char* field, PageUse use = PageUse::Sparse) noexcept {
     std::free(data_);
     data_ = nullptr;
     size_ = 0;
@@ -52,16 +60,20 @@ class Buffer {
     if (count >= kTooMany) {
       return out_of_memory(count, field);
     }
-    if constexpr (alignof(T) <= alignof(std::max_align_t)) {
-      data_ = static_cast<T*>(std::calloc(count, sizeof(T)));
-    } else {
+    constexpr bool kIsOverAligned = alignof(T) > alignof(std::max_align_t);
+    if constexpr (kIsOverAligned) {
       data_ = static_cast<T*>(std::aligned_alloc(alignof(T), count * sizeof(T)));
-      if (data_ != nullptr) {
-        std::memset(static_cast<void*>(data_), 0, count * sizeof(T));
-      }
+    } else {
+      data_ = static_cast<T*>(std::calloc(count, sizeof(T)));
     }
     if (data_ == nullptr) {
       return out_of_memory(count, field);
+    }
+    if (use == PageUse::Dense || kIsOverAligned) {
+      detail::prefer_huge_pages(data_, count * sizeof(T));
+    }
+    if constexpr (kIsOverAligned) {
+      std::memset(static_cast<void*>(data_), 0, count * sizeof(T));  // touches all of it
     }
     size_ = count;
     return kOk;

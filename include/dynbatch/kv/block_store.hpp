@@ -40,10 +40,11 @@ class BlockStore {
     num_referenced_ = 0;
     num_retiring_ = 0;
     free_head_ = -1;
-    if (Status s = references_.allocate(static_cast<std::size_t>(num_blocks), "num_blocks"); !s) {
+    const auto n = static_cast<std::size_t>(num_blocks);
+    if (Status s = references_.allocate(n, "num_blocks", PageUse::Dense); !s) {
       return s;
     }
-    if (Status s = free_next_.allocate(static_cast<std::size_t>(num_blocks), "num_blocks"); !s) {
+    if (Status s = free_next_.allocate(n, "num_blocks", PageUse::Dense); !s) {
       return s;
     }
     if (Status s = eviction_.attach(num_blocks); !s) {

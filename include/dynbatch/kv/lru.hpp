@@ -21,10 +21,10 @@ class Lru {
   /// Storage for blocks [0, num_blocks); empties the order.
   [[nodiscard]] Status attach(std::int64_t num_blocks) noexcept {
     const auto n = static_cast<std::size_t>(num_blocks) + 1;
-    if (Status s = links_.allocate(n, "num_blocks"); !s) {
+    if (Status s = links_.allocate(n, "num_blocks", PageUse::Dense); !s) {
       return s;
     }
-    if (Status s = prev_.allocate(n, "num_blocks"); !s) {
+    if (Status s = prev_.allocate(n, "num_blocks", PageUse::Dense); !s) {
       return s;
     }
     sentinel_ = static_cast<std::int32_t>(num_blocks);

@@ -92,3 +92,45 @@ TEST_CASE("a FixedVector fills to its capacity and keeps its order", "[base]") {
   CHECK(vector.empty());
   CHECK(vector.capacity() == 3);
 }
+
+TEST_CASE("a Buffer is zeroed and whole whatever pages it asks for", "[base]") {
+  // Below and above the size from which huge pages are asked for, and over-aligned elements.
+  for (const std::size_t bytes : {std::size_t{100}, detail::kHugePage, 2 * detail::kHugePage - 1,
+                                  2 * detail::kHugePage, 5 * detail::kHugePage + 12'345}) {
+    Buffer<unsigned char> buffer;
+    REQUIRE(buffer.allocate(bytes, "bytes", PageUse::Dense));
+    REQUIRE(buffer.size() == bytes);
+    bool is_zero = true;
+    for (const unsigned char v : buffer.span()) {
+      is_zero = is_zero && v == 0;
+    }
+    CHECK(is_zero);
+    buffer[0] = 1;
+    buffer[bytes - 1] = 2;
+    CHECK(int{buffer[bytes - 1]} == 2);
+  }
+  struct alignas(64) Line {
+    unsigned char data[64];
+  };
+  Buffer<Line> lines;
+  REQUIRE(lines.allocate(3 * detail::kHugePage / sizeof(Line), "lines"));
+  CHECK(reinterpret_cast<std::uintptr_t>(lines.data()) % 64 == 0);
+  CHECK(int{lines[lines.size() - 1].data[63]} == 0);
+}
+
+TEST_CASE("asking for huge pages changes no byte, from any address", "[base]") {
+  Buffer<unsigned char> buffer;
+  const std::size_t bytes = 3 * detail::kHugePage;
+  REQUIRE(buffer.allocate(bytes, "bytes"));
+  for (std::size_t i = 0; i < bytes; i += 4'001) {
+    buffer[i] = static_cast<unsigned char>(i % 251);
+  }
+  for (const std::size_t first : {std::size_t{0}, std::size_t{1}, std::size_t{4'095}}) {
+    detail::prefer_huge_pages(buffer.data() + first, bytes - first);
+  }
+  bool is_same = true;
+  for (std::size_t i = 0; i < bytes; i += 4'001) {
+    is_same = is_same && buffer[i] == static_cast<unsigned char>(i % 251);
+  }
+  CHECK(is_same);
+}

@@ -26,10 +26,10 @@ class BlockLists {
               "too many for this eviction order"};
     }
     const auto n = static_cast<std::size_t>(num_blocks) + static_cast<std::size_t>(num_lists);
-    if (Status s = next_.allocate(n, "num_blocks"); !s) {
+    if (Status s = next_.allocate(n, "num_blocks", PageUse::Dense); !s) {
       return s;
     }
-    if (Status s = prev_.allocate(n, "num_blocks"); !s) {
+    if (Status s = prev_.allocate(n, "num_blocks", PageUse::Dense); !s) {
       return s;
     }
     num_blocks_ = static_cast<std::int32_t>(num_blocks);

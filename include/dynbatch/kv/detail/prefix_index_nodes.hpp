@@ -17,16 +17,16 @@ Status PrefixIndex<Hash>::attach(std::int64_t num_blocks, std::size_t content_by
   num_nodes_ = 0;
   newest_plan_ = 0;
   num_buckets_ = static_cast<std::uint64_t>(next_power_of_two(num_blocks));
-  Status s = entries_.allocate(n, "num_blocks");
-  s = s ? rings_.allocate(n, "num_blocks") : s;
-  s = s ? plans_.allocate(n, "num_blocks") : s;
-  s = s ? nodes_.allocate(n, "num_blocks") : s;
-  s = s ? hashed_.allocate(n, "num_blocks") : s;
+  Status s = entries_.allocate(n, "num_blocks", PageUse::Dense);
+  s = s ? rings_.allocate(n, "num_blocks", PageUse::Dense) : s;
+  s = s ? plans_.allocate(n, "num_blocks", PageUse::Dense) : s;
+  s = s ? nodes_.allocate(n, "num_blocks", PageUse::Dense) : s;
+  s = s ? hashed_.allocate(n, "num_blocks", PageUse::Dense) : s;
   s = s ? roots_.allocate(n, "num_blocks") : s;
   s = s ? digests_.allocate(n, "num_blocks") : s;
-  s = s ? contents_.allocate(n * content_bytes_, "num_blocks") : s;
+  s = s ? contents_.allocate(n * content_bytes_, "num_blocks", PageUse::Dense) : s;
   s = s ? media_.allocate(n * static_cast<std::size_t>(max_media_), "num_blocks") : s;
-  s = s ? buckets_.allocate(num_buckets_, "num_blocks") : s;
+  s = s ? buckets_.allocate(num_buckets_, "num_blocks", PageUse::Dense) : s;
   s = s ? events_.attach(max_events) : s;
   return s;
 }

@@ -28,7 +28,7 @@ class TokenStore {
     unpromised_.store(pages, std::memory_order_relaxed);
     if (Status s = tokens_.allocate(
             static_cast<std::size_t>(pages) * static_cast<std::size_t>(page_tokens),
-            "max_queued_tokens");
+            "max_queued_tokens", PageUse::Dense);
         !s) {
       return s;
     }
