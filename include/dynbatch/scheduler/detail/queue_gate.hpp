@@ -48,25 +48,21 @@ class QueueGate {
     return waiting_.load(std::memory_order_relaxed);
   }
 
-  /// When a place is expected to be free that nobody else was promised: each call names a later
-  /// one, an interval apart, so that those who were refused together don't come back together.
-  /// Within [min_retry_after, max_retry_after]; beyond the end the later half of it is used again.
-  DurationNs retry_after(TimeNs now) noexcept {
-    const std::int64_t interval = interval_.load(std::memory_order_relaxed);
+  /// How long until a place is expected to be free that nobody else was promised: each call names
+  /// the next one, so that those who were refused together don't come back together. Within
+  /// [min_retry_after, max_retry_after]; what lies beyond is spread over the later half.
+  DurationNs retry_after() noexcept {
     const std::int64_t limit = limit_.load(std::memory_order_relaxed);
-    const std::int64_t ahead =
-        limit == INT64_MAX ? 1 : max_of<std::int64_t>(num_waiting() - limit + 1, 1);
-    const std::int64_t last = saturating_sum(now.ns, max_retry_.ns);
-    const std::int64_t first =
-        min_of(saturating_sum(now.ns, saturating_mul(ahead, interval)), last);
-    std::int64_t next = next_.load(std::memory_order_relaxed);
-    std::int64_t at = 0;
-    do {
-      at = max_of(first, next);
-      at = at > last ? max_of(first, last - max_retry_.ns / 2) : at;
-    } while (!next_.compare_exchange_weak(next, saturating_sum(at, interval),
-                                          std::memory_order_relaxed));
-    return {clamp_to(at - now.ns, min_retry_.ns, max_retry_.ns)};
+    const std::int64_t missing =
+        limit == INT64_MAX ? 0 : max_of<std::int64_t>(num_waiting() - limit, 0);
+    const std::int64_t ahead = missing + promised_.fetch_add(1, std::memory_order_relaxed);
+    std::int64_t ns =
+        saturating_mul(saturating_add(ahead, 1), interval_.load(std::memory_order_relaxed));
+    if (ns > max_retry_.ns) {
+      const std::int64_t half = max_of<std::int64_t>(max_retry_.ns / 2, 1);
+      ns = max_retry_.ns - half + (ns - max_retry_.ns) % half;
+    }
+    return {clamp_to(ns, min_retry_.ns, max_retry_.ns)};
   }
 
   // Driving thread.
@@ -130,10 +126,22 @@ class QueueGate {
       limit = min_of(limit, max_of<std::int64_t>(max_wait_.ns / interval, 1));
     }
     limit_.store(limit, std::memory_order_relaxed);
+    forget_promises(limit != INT64_MAX && num_waiting() < limit ? INT64_MAX : num_left_);
     had_queue_ = has_queue;
     num_left_ = 0;
     last_look_ = now;
     due_ = saturating_sum(now.ns, kPeriod.ns);
+  }
+
+  /// Places that came free were promised to somebody. If one is free and nobody came, those who
+  /// were promised it have gone elsewhere, or it is not their time yet: who is refused from now on
+  /// need not wait for them.
+  void forget_promises(std::int64_t count) noexcept {
+    std::int64_t promised = promised_.load(std::memory_order_relaxed);
+    while (promised > 0 &&
+           !promised_.compare_exchange_weak(promised, promised - min_of(promised, count),
+                                            std::memory_order_relaxed)) {
+    }
   }
 
   static constexpr std::int64_t kOne = 1024;  // of the fixed-point sum of those who left
@@ -149,7 +157,7 @@ class QueueGate {
   std::atomic<std::int64_t> waiting_{0};
   std::atomic<std::int64_t> limit_{INT64_MAX};
   std::atomic<std::int64_t> interval_{kDefaultInterval.ns};
-  std::atomic<std::int64_t> next_{INT64_MIN};  // the first place that nobody was promised
+  std::atomic<std::int64_t> promised_{0};  // places, to requests that were refused
 
   // Driving thread.
   std::int64_t due_ = INT64_MIN;

@@ -158,7 +158,7 @@ class RequestDesk {
       watch_->refuse(request.request_class, request.tenant);
     }
     if (status.code == Errc::QueueFull) {
-      status.retry_after = gate_.retry_after(TimeNs{now_.load(std::memory_order_relaxed)});
+      status.retry_after = gate_.retry_after();
     }
     return status;
   }
