@@ -140,6 +140,9 @@ struct WhimAdmission {
                ? static_cast<std::int32_t>(whim->rng.between(0, list.size() - 1))
                : base.victim(list);
   }
+  std::int32_t late_patience() const noexcept {
+    return whim->odd() ? odd_int(whim->rng) : base.late_patience();
+  }
   std::int32_t max_bypass() const noexcept {
     return whim->odd() ? odd_int(whim->rng) : base.max_bypass();
   }
@@ -242,6 +245,7 @@ class HostileRun {
     admission.reserve_tokens = 64;
     admission.max_bypass = static_cast<std::int32_t>(rng_.between(0, 3));
     admission.watermark_permille = rng_.one_in(3) ? 300 : 0;
+    admission.late_patience = static_cast<std::int32_t>(rng_.between(0, 2));
     pool_.emplace(BlockPool<>::Config{
         .num_blocks = blocks_, .block_size = block_size_, .prefix_caching = pool_kind_ > 3});
     executor_.emplace(caps_, rng_.next());

@@ -255,6 +255,7 @@ class LawRun {
     admission.reserve = static_cast<FcfsAdmission::Reserve>(mix_.reserve);
     admission.reserve_tokens = 64;
     admission.max_bypass = 3;
+    admission.late_patience = mix_.order % 2 == 0 ? 3 : 0;
     fcfs_.emplace(admission);
     priority_.emplace(PriorityAging::Config{
         .rules = admission, .aging = milliseconds(2), .displace = mix_.order == 2});

@@ -23,7 +23,7 @@ class Admissions : public Chunks {
 
   /// In the order of the queue. Who does not fit may be passed by later ones, a bounded number of
   /// times; who waits for another's prompt, freely.
-  void admit() {
+  void admit(bool takes_late) {
     struct Passed {
       Sequence* sequence;
       bool counts;  // who waits for another's prompt may be passed freely
@@ -40,10 +40,15 @@ class Admissions : public Chunks {
       for (Sequence* s : queue()) {
         const bool is_passed = std::any_of(passed.begin(), passed.end(),
                                            [&](const Passed& p) { return p.sequence == s; });
-        next = next == nullptr && !is_passed ? s : next;
+        next = next == nullptr && !is_passed && s->is_late == takes_late ? s : next;
       }
       if (next == nullptr) {
         return;
+      }
+      if (setup_.rules.late_patience > 0 && !takes_late && is_past_hope(*next)) {
+        next->is_late = true;
+        late_passed_ = std::max(late_passed_, 1);  // this step counts already
+        continue;
       }
       const Answer answer = try_admit(*next, passed.empty());
       if (answer.kind == Admit::Done) {
@@ -66,6 +71,13 @@ class Admissions : public Chunks {
       }
       passed.push_back({next, counts});
     }
+  }
+
+  /// The host of these tests publishes no step cost: whose time is over is late.
+  [[nodiscard]] bool is_past_hope(const Sequence& s) const {
+    const Request& r = s.query->request();
+    return r.slo.ttft < kUnbounded && s.outputs.empty() && s.sample == 0 &&
+           now_ > std::max(r.arrival, TimeNs{}) + std::max(r.slo.ttft, DurationNs{});
   }
 
  private:
@@ -259,6 +271,7 @@ class Admissions : public Chunks {
       if (seat->planned < end && other.size() >= count &&
           std::equal(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(count),
                      other.begin())) {
+        seat->sequence->is_awaited = seat->sequence->is_awaited || !s.is_late;
         s.waits_for = seat->sequence;
         s.waits_row = seat->row;
         s.waits_position = end;

@@ -35,6 +35,7 @@ class Chunks : public Requests {
   void append_prefill(const SeatRef& seat, std::int64_t n) {
     extend(*seat, seat->planned + n);
     budget_.tokens -= n;
+    late_passed_ = seat->sequence->is_late ? 0 : late_passed_;
     ++budget_.prompts;
     std::vector<Token> tokens;
     for (std::int64_t i = 0; i < n; ++i) {

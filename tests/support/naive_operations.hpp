@@ -86,6 +86,7 @@ inline Setup draw_setup(const Mix& mix, std::uint64_t seed) {
   s.rules.max_bypass = static_cast<std::int32_t>(rng.between(0, 4));
   s.rules.requeue_blocks = static_cast<std::int32_t>(rng.between(0, 2));
   s.rules.max_preemptions = static_cast<std::int32_t>(rng.between(1, 8));
+  s.rules.late_patience = rng.one_in(2) ? 0 : static_cast<std::int32_t>(rng.between(1, 4));
   s.by_priority = rng.one_in(2);
   s.aging = rng.one_in(3) ? kUnbounded : DurationNs{rng.between(1, 2'000'000)};
   s.displaces = s.by_priority && rng.one_in(2);
@@ -157,6 +158,9 @@ inline Submission draw_request(const Setup& setup, const Mix& mix, const Operati
   q.scope.tenant_salt = static_cast<std::uint64_t>(rng.between(0, 1));
   q.arrival = now - DurationNs{rng.between(0, 2) * 500'000};
   q.priority = static_cast<std::int32_t>(rng.between(-2, 4));
+  if (rng.one_in(2)) {
+    q.slo.ttft = DurationNs{rng.between(0, 8) * 600'000};
+  }
   if (rng.one_in(8)) {
     q.start_by = now + DurationNs{rng.between(-1, 8) * 600'000};
   }
@@ -200,8 +204,9 @@ inline std::string describe(const Setup& s) {
       << static_cast<int>(s.rules.reserve) << " " << s.rules.reserve_tokens << ", watermark "
       << s.rules.watermark_permille << (s.rules.split_prompts ? "" : ", whole prompts")
       << ", chunk " << s.rules.max_chunk_tokens << ", unit " << s.rules.chunk_unit << ", bypass "
-      << s.rules.max_bypass << ", requeue " << s.rules.requeue_blocks
-      << (s.by_priority ? ", priorities" : "") << (s.displaces ? ", displacing" : "");
+      << s.rules.max_bypass << ", requeue " << s.rules.requeue_blocks << ", late patience "
+      << s.rules.late_patience << (s.by_priority ? ", priorities" : "")
+      << (s.displaces ? ", displacing" : "");
   return out.str();
 }
 

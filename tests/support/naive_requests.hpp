@@ -154,6 +154,8 @@ class Requests : public State {
     s.key = queue_key(setup_, s);
     s.bypassed = 0;
     s.retry_need = 0;
+    s.is_late = false;
+    s.is_awaited = false;
   }
 
   void end_sequence(Sequence& s, FinishReason reason) {

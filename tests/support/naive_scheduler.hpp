@@ -244,9 +244,26 @@ class Scheduler : public Admissions {
   }
 
   void plan_prompts(const Mixture& mix) {
-    continue_prompts();
-    if (mix.admits) {
-      admit();
+    const bool sorts_late = setup_.rules.late_patience > 0;
+    bool late_first = false;
+    if (sorts_late) {
+      const std::vector<Sequence*> waiting = queue();
+      bool has_late =
+          std::any_of(waiting.begin(), waiting.end(), [](const Sequence* s) { return s->is_late; });
+      for (const SeatRef& seat : in_phase(Phase::Prefill)) {
+        Sequence& s = *seat->sequence;
+        s.is_late = !s.is_awaited && is_past_hope(s);
+        has_late = has_late || s.is_late;
+      }
+      late_passed_ = has_late ? late_passed_ + 1 : 0;
+      late_first = late_passed_ > setup_.rules.late_patience;
+    }
+    for (int part = 0; part < (sorts_late ? 2 : 1); ++part) {
+      const bool takes_late = (part == 1) != late_first;
+      continue_prompts(takes_late, part == 0);
+      if (mix.admits) {
+        admit(takes_late);
+      }
     }
   }
 
@@ -272,14 +289,17 @@ class Scheduler : public Admissions {
     decode_from_ = 0;
   }
 
-  void continue_prompts() {
+  void continue_prompts(bool takes_late, bool is_first_part) {
     for (const SeatRef& seat : in_turn(Phase::Prefill, prefill_from_)) {
-      if (seat->phase != Phase::Prefill || !may_plan(*seat)) {
+      if (seat->phase != Phase::Prefill || !may_plan(*seat) ||
+          (setup_.rules.late_patience > 0 && seat->sequence->is_late != takes_late)) {
         continue;
       }
       if (budget_.tokens == 0) {
-        prefill_from_ = seat->since;
-        prompt_left_out_ = true;
+        if (is_first_part) {
+          prefill_from_ = seat->since;
+          prompt_left_out_ = true;
+        }
         return;
       }
       const Query& query = *seat->sequence->query;
@@ -290,7 +310,7 @@ class Scheduler : public Admissions {
       const std::int64_t whole = query.is_atomic ? query.prompt_length - seat->planned : 0;
       if (n < whole) {
         if (!is_first) {
-          prompt_left_out_ = true;
+          prompt_left_out_ = prompt_left_out_ || is_first_part;
           note_blocked(*seat->sequence, WaitCause::Budget);
           continue;
         }
@@ -319,7 +339,9 @@ class Scheduler : public Admissions {
       }
       append_prefill(seat, n);
     }
-    prefill_from_ = 0;
+    if (is_first_part) {
+      prefill_from_ = 0;
+    }
   }
 
   void explain() {

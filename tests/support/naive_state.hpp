@@ -78,8 +78,8 @@ class State {
       }
     }
     std::sort(out.begin(), out.end(), [](const Sequence* a, const Sequence* b) {
-      return std::tuple(a->key, !a->was_admitted, a->order) <
-             std::tuple(b->key, !b->was_admitted, b->order);
+      return std::tuple(a->is_late, a->key, !a->was_admitted, a->order) <
+             std::tuple(b->is_late, b->key, !b->was_admitted, b->order);
     });
     return out;
   }
@@ -289,6 +289,7 @@ class State {
   const Sequence* outranks_nobody_ = nullptr;  ///< Who was last found to, and after how many.
   std::uint64_t outranked_at_ = 0;
   std::uint64_t decode_from_ = 0;   ///< Whom the last step left out for want of budget.
+  std::int32_t late_passed_ = 0;    ///< Steps in a row without a prompt token for late requests.
   std::uint64_t prefill_from_ = 0;  ///< The same among started prompts,
   bool prompt_left_out_ = false;    ///< and whether there was one.
   bool is_closed_ = false;

@@ -133,6 +133,8 @@ struct Sequence {
   std::int64_t retry_need = 0;
   std::uint64_t retry_plan = 0;
   // Waits until that one, prefilling in that row, has planned this position.
+  bool is_late = false;     ///< Its first token can't be in time: it stands behind the others,
+  bool is_awaited = false;  ///< unless one of those waits for what it computes.
   Sequence* waits_for = nullptr;
   std::int32_t waits_row = 0;
   std::int64_t waits_position = 0;

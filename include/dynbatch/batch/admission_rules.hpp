@@ -39,6 +39,9 @@ struct AdmissionRules {
   std::int64_t max_chunk_tokens = 0;    ///< Most tokens of one prompt a step; 0 = no limit.
   std::int32_t chunk_unit = 1;  ///< A cut chunk is rounded down to a multiple; 0 = the block size.
   std::int32_t max_bypass = 8;  ///< How often a head that does not fit may be passed; >= 0.
+  /// Requests whose first token can't be in time any more stand behind all others, but come first
+  /// after so many steps that left nothing for them; >= 0, 0 = they keep their place.
+  std::int32_t late_patience = 0;
   /// Blocks that must be left over when a preempted request comes back; doubled for each further
   /// preemption of it, ignored while nothing runs. So it comes back at most 1 + log2(pool / this)
   /// times before it has the pool to itself. 0 = none.
@@ -77,6 +80,9 @@ struct AdmissionRules {
     }
     if (max_bypass < 0) {
       return {Errc::InvalidConfig, "max_bypass", max_bypass, 0, "must not be negative"};
+    }
+    if (late_patience < 0) {
+      return {Errc::InvalidConfig, "late_patience", late_patience, 0, "must not be negative"};
     }
     if (requeue_blocks < 0) {
       return {Errc::InvalidConfig, "requeue_blocks", requeue_blocks, 0, "must not be negative"};
@@ -168,6 +174,7 @@ class RuledAdmission {
     return tokens;
   }
 
+  [[nodiscard]] std::int32_t late_patience() const noexcept { return rules_.late_patience; }
   [[nodiscard]] std::int32_t max_bypass() const noexcept { return rules_.max_bypass; }
   [[nodiscard]] bool splits_prompts() const noexcept { return rules_.split_prompts; }
   [[nodiscard]] const AdmissionRules& rules() const noexcept { return rules_; }

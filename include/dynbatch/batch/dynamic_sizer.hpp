@@ -31,10 +31,7 @@ class DynamicSizer {
     std::int64_t min_prefill_tokens = 256;   ///< Prompt tokens a step at least, whatever the slack
                                              ///< is, so that prompts always progress; >= 1.
     std::int64_t unknown_prefill_tokens =
-        2048;                           ///< The same under a TPOT limit while no cost is learned.
-    std::int32_t recovery_tokens = 16;  ///< A step may run late by what this many pure decode steps
-                                        ///< make good, if nearly all sequences are expected to get
-                                        ///< so many tokens more; 0 = none is late on purpose.
+        2048;  ///< The same under a TPOT limit while no cost is learned.
     std::int32_t memory_spread_percent = 100;  ///< Room kept beyond the expected need for memory,
                                                ///< in percent of its standard deviation; 0 to 1000.
     std::int64_t recompute_ns = 100'000'000;   ///< Memory and latency terms; ns, >= 0.
@@ -64,9 +61,6 @@ class DynamicSizer {
         return {Errc::InvalidConfig, "unknown_prefill_tokens", unknown_prefill_tokens, 1,
                 "must be at least 1"};
       }
-      if (recovery_tokens < 0) {
-        return {Errc::InvalidConfig, "recovery_tokens", recovery_tokens, 0, "must not be negative"};
-      }
       if (memory_spread_percent < 0 || memory_spread_percent > 1000) {
         return {Errc::InvalidConfig, "memory_spread_percent", memory_spread_percent, 1000,
                 "must lie between 0 and 1000"};
@@ -91,9 +85,6 @@ class DynamicSizer {
       const bool is_listed = forecast_.gather(in);
       by_memory_ = is_listed ? forecast_.sequences(in, mean_prompt_, config_.memory_spread_percent)
                              : sequences_by_sums(in);
-      recoverable_tokens_ = is_listed && !forecast_.nearly_all_survive(config_.recovery_tokens)
-                                ? 0
-                                : config_.recovery_tokens;
       by_latency_ = sequences_by_latency(in);
       recomputed_at_ = in.now;
       was_computed_ = true;
@@ -234,44 +225,35 @@ class DynamicSizer {
     return max_of<std::int64_t>(slack, 0);
   }
 
-  /// Time that the next step may take: the slack, plus what pure decode steps will make good again.
-  [[nodiscard]] std::int64_t allowed_ns(const SizerInput& in,
-                                        std::int64_t decode_ns) const noexcept {
-    const std::int64_t slack = slack_ns(in);
-    const std::int64_t gain = in.least_tpot.ns - decode_ns;
-    return slack != kNoBound && gain > 0
-               ? saturating_add(slack, saturating_mul(gain, recoverable_tokens_))
-               : slack;
-  }
-
-  /// Largest number of decoding sequences of the present mean context whose step fits.
+  /// Largest number of decoding sequences of the present mean context whose pure decode step stays
+  /// within the least TPOT limit: what can be kept up. Not the slack of the moment, which one late
+  /// step takes away from all and prompts have to make room for.
   [[nodiscard]] std::int64_t sequences_by_latency(const SizerInput& in) const noexcept {
     const StepCost& cost = fit_.cost();
-    const std::int64_t allowed = allowed_ns(in, cost.predict(detail::decode_work(in)).ns);
-    if (allowed == kNoBound || !cost.is_known()) {
+    if (in.least_tpot >= kUnbounded || in.num_decoding <= 0 || !cost.is_known()) {
       return kNoBound;
     }
     const std::int64_t mean_context =
         max_of<std::int64_t>(in.decoding_kv_tokens, 0) / in.num_decoding;
     return max_of<std::int64_t>(
-        cost.decode_rows_within({allowed}, StepWork{}, mean_context, kNoBound), 1);
+        cost.decode_rows_within(in.least_tpot, StepWork{}, mean_context, kNoBound), 1);
   }
 
   /// Prompt tokens of the next step.
   [[nodiscard]] std::int64_t prefill_tokens(const SizerInput& in) const noexcept {
     const StepCost& cost = fit_.cost();
-    const std::int64_t decode_ns = cost.predict(detail::decode_work(in)).ns;
-    const std::int64_t allowed = allowed_ns(in, decode_ns);
-    if (allowed == kNoBound) {
+    const std::int64_t slack = slack_ns(in);
+    if (slack == kNoBound) {
       return config_.max_prefill_tokens;
     }
     if (!cost.is_known()) {
       return config_.unknown_prefill_tokens;
     }
     // Steps under way end before this one begins.
-    const std::int64_t under_way = saturating_mul(decode_ns, max_of(in.plans_in_flight, 0));
+    const std::int64_t under_way =
+        saturating_mul(cost.predict(detail::decode_work(in)).ns, max_of(in.plans_in_flight, 0));
     return max_of(
-        detail::prefill_tokens_within(cost, {allowed - min_of(allowed, under_way)},
+        detail::prefill_tokens_within(cost, {slack - min_of(slack, under_way)},
                                       detail::decode_work(in), in, config_.max_prefill_tokens),
         config_.min_prefill_tokens);
   }
@@ -283,7 +265,6 @@ class DynamicSizer {
   std::int64_t num_finished_ = 0;
   std::int64_t finished_tokens_ = 0;
   std::int64_t mean_prompt_ = 0;
-  std::int64_t recoverable_tokens_ = 0;
   std::int64_t by_memory_ = kNoBound;
   std::int64_t by_latency_ = kNoBound;
   std::int64_t by_queue_ = 1;

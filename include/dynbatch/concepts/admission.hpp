@@ -59,6 +59,9 @@ struct OptionalAdmission {
   static constexpr bool kHasOnStep = requires(P& p, const ComposeInput& in) {
     { p.on_step(in) } noexcept -> std::same_as<void>;
   };
+  static constexpr bool kHasLatePatience = requires(const P& p) {
+    { p.late_patience() } noexcept -> std::same_as<std::int32_t>;
+  };
   static constexpr bool kHasDisplaces = requires(const P& p, const AdmissionRequest& r) {
     { p.displaces(r, r) } noexcept -> std::same_as<bool>;
   };
@@ -122,6 +125,17 @@ struct OptionalAdmission {
   static void on_step(P& p, const ComposeInput& in) noexcept {
     if constexpr (kHasOnStep) {
       p.on_step(in);
+    }
+  }
+  /// Above 0 requests whose first token can't be in time any more (Slo::ttft; predicted from the
+  /// sizer's cost) stand behind all others, waiting and started: they get what those leave of a
+  /// step, and come first after so many steps in which that was nothing. 0 = order goes by key()
+  /// alone. Read once, by make().
+  [[nodiscard]] static std::int32_t late_patience(const P& p) noexcept {
+    if constexpr (kHasLatePatience) {
+      return p.late_patience();
+    } else {
+      return 0;
     }
   }
   /// Whether the head of the queue may take the place of a running request while all places are
@@ -212,6 +226,8 @@ consteval bool check_admission() {
                             "void on_end(const AdmissionRequest&) noexcept");
   DYNBATCH_ADMISSION_OPTION(p.on_step(in), kHasOnStep,
                             "void on_step(const ComposeInput&) noexcept");
+  DYNBATCH_ADMISSION_OPTION(p.late_patience(), kHasLatePatience,
+                            "std::int32_t late_patience() const noexcept");
   DYNBATCH_ADMISSION_OPTION(p.displaces(r, r), kHasDisplaces,
                             "bool displaces(const AdmissionRequest& waiting, const "
                             "AdmissionRequest& running) const noexcept");
@@ -259,6 +275,7 @@ class AnyAdmission {
   [[nodiscard]] bool can_ever_admit(const AdmissionRequest& r) const noexcept {
     return table_->can_ever_admit(self_, r);
   }
+  [[nodiscard]] std::int32_t late_patience() const noexcept { return table_->late_patience(self_); }
   void on_admit(const AdmissionRequest& r) noexcept { table_->on_admit(self_, r); }
   void on_leave(const AdmissionRequest& r) noexcept { table_->on_leave(self_, r); }
   void on_end(const AdmissionRequest& r) noexcept { table_->on_end(self_, r); }
@@ -281,6 +298,7 @@ class AnyAdmission {
     bool (*may_admit)(const void*, const AdmissionRequest&) noexcept;
     std::int32_t (*quota_group)(const void*, const AdmissionRequest&) noexcept;
     bool (*can_ever_admit)(const void*, const AdmissionRequest&) noexcept;
+    std::int32_t (*late_patience)(const void*) noexcept;
     void (*on_admit)(void*, const AdmissionRequest&) noexcept;
     void (*on_leave)(void*, const AdmissionRequest&) noexcept;
     void (*on_end)(void*, const AdmissionRequest&) noexcept;
@@ -315,6 +333,9 @@ class AnyAdmission {
       },
       [](const void* p, const AdmissionRequest& r) noexcept {
         return OptionalAdmission<P>::can_ever_admit(*static_cast<const P*>(p), r);
+      },
+      [](const void* p) noexcept {
+        return OptionalAdmission<P>::late_patience(*static_cast<const P*>(p));
       },
       [](void* p, const AdmissionRequest& r) noexcept {
         OptionalAdmission<P>::on_admit(*static_cast<P*>(p), r);

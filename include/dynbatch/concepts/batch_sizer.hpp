@@ -17,6 +17,10 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
+/// A sequence that is behind its TPOT limit by more tokens than this won't be made good by sparing
+/// it: it holds no prompt back any more.
+inline constexpr std::int64_t kForgivenTokens = 16;
+
 /// What a sizer sees before a step. Counts are of requests on this scheduler.
 struct SizerInput {
   TimeNs now{};
@@ -27,7 +31,8 @@ struct SizerInput {
   std::int64_t running_output_tokens = 0;  ///< Outputs so far of all running sequences.
   std::int64_t waiting_prompt_tokens = 0;  ///< Sum of waiting prompts (and recomputed outputs).
   TimeNs next_token_due = kNever;          ///< Least first_token_time + tpot * outputs over running
-                                           ///< sequences with a TPOT limit.
+                                           ///< sequences with a TPOT limit, but for those behind by
+                                           ///< more than kForgivenTokens tokens.
   DurationNs least_tpot = kUnbounded;      ///< Least TPOT limit among running sequences.
   TimeNs first_token_due = kNever;         ///< Arrival + TTFT limit of the first waiting request.
   std::int32_t plans_in_flight = 0;

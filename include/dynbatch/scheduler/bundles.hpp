@@ -63,14 +63,18 @@ struct ChunkedBundle : BudgetBundle {
   }
 };
 
-/// The default: batch sizes from memory, service level and queue, decodes first, some headroom.
+/// The default: batch sizes from memory, service level and queue, decodes first, some headroom;
+/// requests that can't be in time any more run behind the others.
 struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
   static constexpr const char* kName = "dynbatch";
   static constexpr const char* kOptions =
       "alpha, max_prefill_tokens, min_prefill_tokens, max_prefill_seqs, max_decode_seqs, "
-      "recovery_tokens, watermark_permille, max_bypass";
+      "late_patience, watermark_permille, max_bypass";
 
-  constexpr DynbatchBundle() noexcept { admission.watermark_permille = 40; }
+  constexpr DynbatchBundle() noexcept {
+    admission.watermark_permille = 40;
+    admission.late_patience = 32;
+  }
 
   /// Sets one option; a typed error names the key (unknown keys: field "option").
   [[nodiscard]] constexpr Status set(std::string_view key, std::string_view value) noexcept {
@@ -97,9 +101,9 @@ struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
       return detail::parse_option(value, "max_decode_seqs", 1, detail::kMostInt32,
                                   sizer.max_decode_sequences);
     }
-    if (key == "recovery_tokens") {
-      return detail::parse_option(value, "recovery_tokens", 0, detail::kMostInt32,
-                                  sizer.recovery_tokens);
+    if (key == "late_patience") {
+      return detail::parse_option(value, "late_patience", 0, detail::kMostInt32,
+                                  admission.late_patience);
     }
     if (key == "watermark_permille") {
       return detail::parse_option(value, "watermark_permille", 0, 999,
@@ -110,7 +114,7 @@ struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
     }
     return {Errc::InvalidArgument, "option", 0, 0,
             "unknown option; dynbatch knows: alpha, max_prefill_tokens, min_prefill_tokens, "
-            "max_prefill_seqs, max_decode_seqs, recovery_tokens, watermark_permille, max_bypass"};
+            "max_prefill_seqs, max_decode_seqs, late_patience, watermark_permille, max_bypass"};
   }
 };
 

@@ -31,6 +31,7 @@
 #include <dynbatch/scheduler/detail/core_flight.hpp>
 #include <dynbatch/scheduler/detail/core_groups.hpp>
 #include <dynbatch/scheduler/detail/core_intake.hpp>
+#include <dynbatch/scheduler/detail/core_late.hpp>
 #include <dynbatch/scheduler/detail/core_loads.hpp>
 #include <dynbatch/scheduler/detail/core_queue.hpp>
 #include <dynbatch/scheduler/detail/core_report.hpp>

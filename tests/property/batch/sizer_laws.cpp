@@ -67,7 +67,6 @@ TEST_CASE("a dynamic sizer obeys the laws in every configuration", "[batch]") {
   config.min_prefill_tokens = random.between(1, 512);
   config.max_prefill_tokens = config.min_prefill_tokens + random.between(0, 20'000);
   config.unknown_prefill_tokens = random.between(1, 30'000);
-  config.recovery_tokens = static_cast<std::int32_t>(random.between(0, 64));
   config.recompute_ns = random.between(0, 200'000'000);
   config.fit.publish_ns = random.between(0, 200'000'000);
   config.fit.min_samples = static_cast<std::int32_t>(random.between(1, 20));

@@ -105,14 +105,14 @@ TEST_CASE("options reach the policies that are made", "[scheduler]") {
 
   const auto ours = configured<DynbatchBundle>(
       "dynbatch:alpha=0.25:max_prefill_tokens=4096:min_prefill_tokens=128:max_prefill_seqs=128:"
-      "max_decode_seqs=32:recovery_tokens=4:watermark_permille=5:max_bypass=2");
+      "max_decode_seqs=32:late_patience=4:watermark_permille=5:max_bypass=2");
   const DynamicSizer sizer = ours.make_sizer();
   CHECK(sizer.config().alpha == 0.25);
   CHECK(sizer.config().max_prefill_tokens == 4096);
   CHECK(sizer.config().min_prefill_tokens == 128);
   CHECK(sizer.config().max_prefill_sequences == 128);
   CHECK(sizer.config().max_decode_sequences == 32);
-  CHECK(sizer.config().recovery_tokens == 4);
+  CHECK(ours.make_admission().late_patience() == 4);
   CHECK(ours.make_admission().config().watermark_permille == 5);
   CHECK(ours.make_admission().max_bypass() == 2);
 }

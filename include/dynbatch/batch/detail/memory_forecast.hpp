@@ -55,16 +55,6 @@ class MemoryForecast {
     return true;
   }
 
-  /// Whether nine of ten running sequences are expected to get `more` tokens more: who ends sooner
-  /// can't make good what was late. O(cohorts).
-  [[nodiscard]] bool nearly_all_survive(std::int64_t more) const noexcept {
-    std::int64_t surviving = 0;
-    for (std::size_t i = 0; i < num_cohorts_; ++i) {
-      surviving += cohorts_[i].sequences * alive(cohorts_[i], more);
-    }
-    return surviving >= num_listed_ * (kScale / 100 * 90);
-  }
-
   /// Sequences that the pool will hold: those that run, plus as many of `mean_prompt` tokens as
   /// find room beside them at every later moment. Until then what runs has grown, and the share of
   /// it that is expected to have ended is gone. Blocks that several sequences share count once.

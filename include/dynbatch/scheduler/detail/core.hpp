@@ -28,6 +28,7 @@
 #include <dynbatch/scheduler/detail/records.hpp>
 #include <dynbatch/scheduler/detail/request_desk.hpp>
 #include <dynbatch/scheduler/detail/slot_heap.hpp>
+#include <dynbatch/scheduler/detail/waiting_queue.hpp>
 #include <dynbatch/scheduler/detail/watch.hpp>
 #include <dynbatch/scheduler/flight_record.hpp>
 #include <dynbatch/scheduler/flight_recorder.hpp>
@@ -117,6 +118,7 @@ class SchedulerCore {
   struct Budget {
     std::int64_t tokens = 0;
     std::int64_t prefill_tokens = 0;
+    bool sorts_late = false;     ///< Late requests stand behind the others.
     bool preempted = false;      ///< Somebody lost its blocks in this step: nobody is admitted.
     bool chunk_dropped = false;  ///< A planned chunk lost its row.
     std::int32_t prefill_chunks = 0;
@@ -165,8 +167,8 @@ class SchedulerCore {
   void plan_decodes(PlanRecord& record, Budget& budget) noexcept;
   bool plan_decodes_between(PlanRecord& record, std::int32_t index, std::int32_t end,
                             Budget& budget) noexcept;
-  void plan_prefills(PlanRecord& record, Budget& budget) noexcept;
-  void admit(PlanRecord& record, const BatchLimits& limits, Budget& budget) noexcept;
+  void plan_prefills(PlanRecord& record, Budget& budget, bool is_late, bool is_first) noexcept;
+  void admit(PlanRecord& record, const BatchLimits& limits, Budget& budget, bool is_late) noexcept;
   /// The tokens of a plan's samples.
   struct SampleTokens {
     const Token* tokens;
@@ -178,13 +180,20 @@ class SchedulerCore {
                                     static_cast<std::size_t>(begin[sample + 1] - begin[sample]));
     }
   };
-  enum class Admit : std::uint8_t { Done, Blocked, Parked, BudgetSpent };
+  enum class Admit : std::uint8_t { Done, Blocked, Parked, Late, BudgetSpent };
   Admit try_admit(PlanRecord& record, std::uint32_t slot, const BatchLimits& limits, Budget& budget,
                   WaitCause& cause) noexcept;
   [[nodiscard]] bool has_place(const BatchLimits& limits) const noexcept {
     return static_cast<std::int32_t>(free_rows_.size()) > reserved_rows_ &&
            num_running_ + reserved_rows_ < limits.max_decode_sequences;
   }
+
+  // core_late.hpp
+  enum class LateTurn : std::uint8_t { Off, Last, First };
+  [[nodiscard]] bool is_past_hope(const RequestRecord& request, std::int64_t planned,
+                                  std::int64_t chunk) const noexcept;
+  [[nodiscard]] LateTurn late_turn(const BatchLimits& limits) noexcept;
+  void move_to_late(std::uint32_t slot) noexcept;
 
   // core_queue.hpp
   [[nodiscard]] std::size_t num_waiting() const noexcept {
@@ -431,11 +440,12 @@ class SchedulerCore {
   std::size_t num_groups_ = 0;
   bool has_states_ = false;  // a group is recurrent
   bool shares_prefixes_ = false;
+  std::int32_t late_patience_ = 0;  // steps that late requests let others pass; 0 = none is late
   bool by_sequence_ = false;  // the host addresses KV by sequence: row operations, no block tables
   FixedVector<std::int32_t> graph_sizes_;  // ascending
 
   // Requests.
-  SlotHeap waiting_;
+  WaitingQueue waiting_;
   SlotHeap deadlines_;
   FixedVector<std::uint32_t> sequence_slots_;  // free sequence slots
   Buffer<std::uint32_t> sequence_generations_;
@@ -476,6 +486,7 @@ class SchedulerCore {
   std::int32_t batch_rows_ = 0;  // rows of the padded batch under way
   std::int32_t batch_context_ = 0;
   bool prefill_skipped_ = false;  // the budget left no token for a started prefill
+  std::int32_t late_passed_ = 0;  // steps in a row in which late requests got no prompt token
 
   Buffer<ToldTable> told_[kMaxGroups - 1];  // of the groups beside the first, by row
 

@@ -10,11 +10,12 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 namespace detail {
 
-/// Admits in queue order. A request that does not fit may be passed by later ones, a bounded number
-/// of times; one that waits for another's prefill may be passed freely, since that prefill goes on.
+/// Admits those in time or the late ones, in queue order. A request that does not fit may be passed
+/// by later ones, a bounded number of times; one that waits for another's prefill may be passed
+/// freely, since that prefill goes on.
 template <class P>
-void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
-                             Budget& budget) noexcept {
+void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits, Budget& budget,
+                             bool is_late) noexcept {
   if (pause_seen_ != 0) {
     if (!waiting_.empty()) {
       note_blocked(waiting_.top(), WaitCause::Paused);
@@ -24,9 +25,10 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
   if (num_running_ == 0 && num_parked_ > 0) {
     wake_all();
   }
-  while (!waiting_.empty() && !budget.preempted) {
-    const std::uint32_t slot = waiting_.top();
-    const HeapKey key = waiting_.top_key();  // whom it displaces may stand before it then
+  const SlotHeap& queue = waiting_.part(is_late);
+  while (!queue.empty() && !budget.preempted) {
+    const std::uint32_t slot = queue.top();
+    const HeapKey key = queue.top_key();  // whom it displaces may stand before it then
     WaitCause cause = WaitCause::None;
     const Admit outcome = try_admit(record, slot, limits, budget, cause);
     if (outcome == Admit::Done) {
@@ -42,6 +44,10 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
       }
       continue;
     }
+    if (outcome == Admit::Late) {
+      move_to_late(slot);
+      continue;
+    }
     note_blocked(slot, cause);
     if (outcome == Admit::Parked) {
       continue;
@@ -55,7 +61,7 @@ void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits,
     waiting_.erase(slot);
   }
   for (const PassedOver& passed : passed_over_) {
-    waiting_.push(passed.slot, passed.key);
+    waiting_.push(passed.slot, passed.key, is_late);
   }
   passed_over_.clear();
   counters_.waiting.set(num_waiting());
@@ -68,6 +74,10 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
                                                              Budget& budget,
                                                              WaitCause& cause) noexcept {
   RequestRecord& record = desk_[slot];
+  const bool may_be_late = budget.sorts_late && !record.is_late;
+  if (may_be_late && is_past_hope(record, record.prompt_length, limits.max_prefill_tokens)) {
+    return Admit::Late;  // even with all of its prompt in the cache
+  }
   const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
   // All samples of a request start together: their rows are kept from the first chunk on.
   const std::int32_t rows = record.sample == 0 && !record.is_forked ? record.num_samples : 1;
@@ -159,6 +169,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
         return Admit::Parked;
       }
     }
+  }
+  if (may_be_late && is_past_hope(record, match.num_tokens, limits.max_prefill_tokens)) {
+    return Admit::Late;
   }
   Claim claim = claim_of(record, rows, known, match, spare);
   if (match.num_copied > 0 &&
@@ -334,6 +347,7 @@ bool SchedulerCore<P>::waits_for_prefill(std::uint32_t slot, std::int64_t matche
     const RowState& r = rows_[static_cast<std::size_t>(row)];
     if (r.planned < block_end && r.known >= block_end && desk_[r.slot].cacheable >= block_end &&
         same_content(slot, r.slot, block_end)) {
+      desk_[r.slot].is_awaited = desk_[r.slot].is_awaited || !record.is_late;
       record.waits_order = desk_[r.slot].order;
       record.waits_row = row;
       record.waits_position = static_cast<std::int32_t>(block_end);

@@ -65,8 +65,10 @@ SizerInput SchedulerCore<P>::sizer_input(TimeNs now) const noexcept {
         const std::int64_t due =
             saturating_add(r.first_token_ns,
                            saturating_mul(r.tpot_ns, r.known - r.prompt_end + r.pending_samples));
-        in.next_token_due = min_of(in.next_token_due, TimeNs{due});
         in.least_tpot = min_of(in.least_tpot, DurationNs{r.tpot_ns});
+        if (saturating_add(due, saturating_mul(r.tpot_ns, kForgivenTokens)) >= now.ns) {
+          in.next_token_due = min_of(in.next_token_due, TimeNs{due});
+        }
       }
     }
   }
@@ -222,13 +224,19 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
 template <class P>
 void SchedulerCore<P>::plan_prefill_work(PlanRecord& record, const BatchLimits& limits,
                                          const Composition& composition, Budget& budget) noexcept {
-  if (composition.prefill && prefilling_.size() > 0) {
-    prefilling_.set_walked(true);
-    plan_prefills(record, budget);
-    prefilling_.set_walked(false);
-  }
-  if (composition.admit && !(waiting_.empty() && (num_parked_ == 0 || num_running_ > 0))) {
-    admit(record, limits, budget);
+  const LateTurn turn = late_turn(limits);
+  budget.sorts_late = turn != LateTurn::Off;
+  const std::int32_t parts = budget.sorts_late ? 2 : 1;
+  for (std::int32_t i = 0; i < parts; ++i) {
+    const bool is_late = (i == 1) != (turn == LateTurn::First);
+    if (composition.prefill && prefilling_.size() > 0) {
+      prefilling_.set_walked(true);
+      plan_prefills(record, budget, is_late, i == 0);
+      prefilling_.set_walked(false);
+    }
+    if (composition.admit && !(waiting_.empty() && (num_parked_ == 0 || num_running_ > 0))) {
+      admit(record, limits, budget, is_late);
+    }
   }
 }
 
@@ -283,7 +291,8 @@ bool SchedulerCore<P>::plan_decodes_between(PlanRecord& record, std::int32_t ind
 }
 
 template <class P>
-void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcept {
+void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget, bool is_late,
+                                     bool is_first) noexcept {
   const std::int32_t end = prefilling_.end();
   std::int32_t index = prefilling_.start();
   for (std::int32_t i = 0; i < end; ++i, ++index) {
@@ -295,13 +304,15 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
       continue;
     }
     const RowState& r = rows_[static_cast<std::size_t>(row)];
-    if (!may_plan(r)) {
+    if (!may_plan(r) || (budget.sorts_late && desk_[r.slot].is_late != is_late)) {
       continue;
     }
     const std::int64_t left = min_of(budget.tokens, budget.prefill_tokens);
     if (left == 0) {
-      prefilling_.set_start(index);
-      prefill_skipped_ = true;
+      if (is_first) {  // whose turn is over anyway waits for the next one
+        prefilling_.set_start(index);
+        prefill_skipped_ = true;
+      }
       return;
     }
     const std::int64_t remaining = r.known - r.planned;
@@ -314,7 +325,7 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
     const std::int64_t whole = desk_[r.slot].atomic_prefill ? r.prompt_end - r.planned : 0;
     if (n < whole) {
       if (record.num_chunks > 0) {
-        prefill_skipped_ = true;
+        prefill_skipped_ = prefill_skipped_ || is_first;
         note_blocked(r.slot, WaitCause::Budget);
         continue;
       }
@@ -347,7 +358,9 @@ void SchedulerCore<P>::plan_prefills(PlanRecord& record, Budget& budget) noexcep
     }
     append_prefill(record, row, static_cast<std::int32_t>(n), budget);
   }
-  prefilling_.set_start(0);
+  if (is_first) {
+    prefilling_.set_start(0);
+  }
 }
 
 template <class P>

@@ -191,9 +191,11 @@ void SchedulerCore<P>::record_plan(const StepPlan* plan) noexcept {
   const bool was_composed = flight_limits_.max_tokens > 0;
   if (!was_composed) {
     // Nothing was asked and nothing changed: the same answer again says nothing. The clock has
-    // moved on, but the next call brings it there anyhow.
-    if (flight_mark_ == flight_.num_records() && f.state == flight_last_.state &&
-        f.pause == flight_last_.pause && f.is_closed == flight_last_.is_closed) {
+    // moved on, but the next call brings it there anyhow; save for an external store, which the
+    // pool asks in each call.
+    if (!PoolLoads::tells_loads(policies_.pool) && flight_mark_ == flight_.num_records() &&
+        f.state == flight_last_.state && f.pause == flight_last_.pause &&
+        f.is_closed == flight_last_.is_closed) {
       return;
     }
     flight_last_ = f;

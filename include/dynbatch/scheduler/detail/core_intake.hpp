@@ -78,6 +78,7 @@ Status SchedulerCore<P>::initialise() noexcept {
       }
     }
   }
+  late_patience_ = AdmissionOptions::late_patience(policies_.admission);
   shares_prefixes_ = pool.shares_prefixes();
 
   IntakeLimits limits;
@@ -296,6 +297,8 @@ void SchedulerCore<P>::enqueue(std::uint32_t slot) noexcept {
   record.key = policies_.admission.key(view);
   record.was_queued = true;
   record.state = RequestState::Waiting;
+  record.is_late = false;
+  record.is_awaited = false;
   record.bypassed = 0;
   record.retry_need = 0;
   record.load = {};
@@ -310,8 +313,10 @@ template <class P>
 void SchedulerCore<P>::push_waiting(std::uint32_t slot) noexcept {
   constexpr std::uint64_t kNeverRan = std::uint64_t{1} << 63U;
   const RequestRecord& record = desk_[slot];
-  waiting_.push(slot, {record.key.primary, record.key.secondary,
-                       record.order | (record.was_admitted ? 0 : kNeverRan)});
+  waiting_.push(slot,
+                {record.key.primary, record.key.secondary,
+                 record.order | (record.was_admitted ? 0 : kNeverRan)},
+                record.is_late);
   counters_.waiting.set(num_waiting());
 }
 

@@ -247,6 +247,7 @@ void SchedulerCore<P>::append_prefill(PlanRecord& record, std::int32_t row, std:
   }
   budget.tokens -= num_tokens;
   budget.prefill_tokens -= num_tokens;
+  late_passed_ = desk_[rows_[static_cast<std::size_t>(row)].slot].is_late ? 0 : late_passed_;
   ++budget.prefill_chunks;
   ++record.plan.num_prefill_chunks;
   record.plan.work.prefill_tokens += num_tokens;

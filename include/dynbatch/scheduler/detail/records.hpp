@@ -105,6 +105,8 @@ struct RequestRecord {
   bool atomic_prefill = false;
   bool is_beam = false;  ///< The samples are the beams of one search.
   bool was_admitted = false;
+  bool is_late = false;     ///< Its first token can't be in time: it stands behind the others,
+  bool is_awaited = false;  ///< unless one of those waits for what it computes.
   bool was_queued = false;  ///< The admission policy has given it a key.
   bool is_parked = false;   ///< Waits for its quota, outside the queue.
   bool is_woken = false;    ///< Back in the queue after its quota changed.
