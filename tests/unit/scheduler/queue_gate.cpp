@@ -67,6 +67,20 @@ TEST_CASE("Refused for another reason, a request leaves its place to others",
   CHECK(submit(s, 4, 20, 4).code == Errc::QueueFull);
 }
 
+TEST_CASE("Requests of a flight log were accepted before and pass the gate",
+          "[scheduler][limits]") {
+  SmallOptions o;
+  o.config.max_waiting_requests = 1;
+  SmallScheduler s = make_small(o);
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    SmallRequest r(id, 20, 4);
+    CHECK(s.resubmit(r.view()));
+  }
+  CHECK(submit(s, 4, 20, 4).value == 4);
+  CHECK(run_dry(s));
+  CHECK(submit(s, 4, 20, 4));
+}
+
 TEST_CASE("The other limits of a queue say when to try again, too", "[scheduler][limits]") {
   SmallOptions o;
   o.config.max_live_requests = 2;
