@@ -134,7 +134,7 @@ class Watch {
     });
   }
 
-  // Why requests wait. What is noted between begin_look() and end_look() counts once.
+  // Why requests wait. Between begin_look() and end_look() each counts once, for its first cause.
 
   void begin_look() noexcept {
     ++look_;
@@ -145,6 +145,9 @@ class Watch {
   }
   void wait(RequestRecord& record, WaitCause cause) noexcept {
     record.wait_cause = cause;
+    if (was_noted(record)) {
+      return;
+    }
     record.wait_look = look_;
     ++noted_[static_cast<std::size_t>(cause)];
     has_noted_ = true;
