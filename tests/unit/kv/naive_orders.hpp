@@ -97,6 +97,9 @@ struct NaiveBlock {
   std::int64_t time = 0;
   std::int64_t duration = 0;
   int priority = -1;
+  bool is_inner = false;
+  bool continues = false;
+  bool is_drawn = false;
 };
 
 template <class Order>
@@ -269,20 +272,30 @@ class Naive<dynbatch::AdaptiveLru> : public NaiveBase<NaiveBlock> {
   // Lifetimes are learned: they are taken from the order itself.
   Naive(const Order& order, std::int64_t n) : NaiveBase(n), order_(&order) {}
   void insert_backwards(const std::vector<int>& path, std::size_t first) {
+    if (first >= path.size()) {
+      return;  // nothing enters: nothing is drawn either
+    }
     bool continues = false;
-    for (std::size_t i = 1; i < path.size(); ++i) {
-      if (at(path[i - 1]).hits > 0) {
-        continues = at(path[i]).hits == 0 && at(path[i - 1]).hits <= 8;
+    bool is_drawn = false;
+    for (const int b : path) {
+      if (at(b).hits > 0) {
+        continues = at(b).hits <= 8;
+        is_drawn = continues && at(b).is_drawn;
       }
     }
+    is_drawn = is_drawn || (!continues && random_.one_in(4));
     const std::int64_t begin = clock;
-    for (std::size_t i = path.size(); i-- > first;) {
+    for (std::size_t i = path.size(); i-- > 0;) {
+      NaiveBlock& b = at(path[i]);
+      b.is_inner |= i + 1 < path.size() || i == 0;
+      b.continues = continues |= b.continues;
+      b.is_drawn = is_drawn |= b.is_drawn;
+      if (i < first) {
+        continue;
+      }
       enter(path[i]);
-      at(path[i]).path = begin;
-      const int hits = at(path[i]).hits;
-      const int use = hits >= 4 ? 2 : (hits > 0 || continues ? 1 : 0);
-      const int power = static_cast<int>(std::floor(std::log2(i + 1)));
-      at(path[i]).note = use * Order::kDepths + Order::kDepths - 1 - std::min(power, 11);
+      b.path = begin;
+      b.note = !b.is_inner ? 0 : 1 + (b.continues ? 2 : 0) + (b.is_drawn ? 1 : 0);
     }
   }
   int victim() const {
@@ -293,6 +306,7 @@ class Naive<dynbatch::AdaptiveLru> : public NaiveBase<NaiveBlock> {
 
  private:
   const Order* order_;
+  dynbatch::SplitMix64 random_{1};
 };
 
 template <>

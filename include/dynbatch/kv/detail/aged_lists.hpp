@@ -37,8 +37,35 @@ namespace detail {
 template <std::int32_t kClasses>
 class AgedLists {
   static_assert(kClasses > 0 && kClasses <= 256);
+  struct Node;
 
  public:
+  /// What is kept of a block, in one word, so that it is read and written at once.
+  class Facts {
+   public:
+    constexpr Facts() noexcept = default;
+    constexpr Facts(std::int64_t time, std::int32_t list, std::int32_t hits,
+                    std::int32_t note) noexcept
+        : word_((static_cast<std::uint64_t>(time) & kTimeMask) | byte(list) << 40U |
+                byte(hits) << 48U | byte(note) << 56U) {}
+    [[nodiscard]] constexpr std::int64_t time() const noexcept {
+      return static_cast<std::int64_t>(word_ & kTimeMask);
+    }
+    [[nodiscard]] constexpr std::int32_t list() const noexcept { return at(40); }
+    [[nodiscard]] constexpr std::int32_t hits() const noexcept { return at(48); }
+    [[nodiscard]] constexpr std::int32_t note() const noexcept { return at(56); }
+
+   private:
+    static constexpr std::uint64_t kTimeMask = (std::uint64_t{1} << 40) - 1;
+    static constexpr std::uint64_t byte(std::int32_t v) noexcept {
+      return static_cast<std::uint64_t>(v) & 255U;
+    }
+    [[nodiscard]] constexpr std::int32_t at(unsigned shift) const noexcept {
+      return static_cast<std::int32_t>((word_ >> shift) & 255U);
+    }
+    std::uint64_t word_;
+  };
+
   /// Distance of push_back()'s `ahead` that is worth taking.
   static constexpr std::size_t kAhead = 16;
 
@@ -48,13 +75,15 @@ class AgedLists {
     has_threshold_ = false;
     leader_ = 0;
     bound_ = kUnknown;
+    bound_list_ = 0;
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
     if (num_blocks > kMost - kClasses) {
       return {Errc::InvalidConfig, "num_blocks", num_blocks, kMost - kClasses,
               "too many for this eviction order"};
     }
     num_blocks_ = static_cast<std::int32_t>(num_blocks);
-    if (Status s = nodes_.allocate(static_cast<std::size_t>(num_blocks + kClasses), "num_blocks");
+    if (Status s = nodes_.allocate(static_cast<std::size_t>(num_blocks + kClasses), "num_blocks",
+                                   PageUse::Dense);
         !s) {
       return s;
     }
@@ -65,21 +94,55 @@ class AgedLists {
     return kOk;
   }
 
-  /// Appends a block; `ahead` is one that will be appended some places behind it, or any: it is
-  /// loaded early when this one is taken out, as a list can't be read ahead otherwise.
-  void push_back(BlockId block, std::int32_t list, BlockId ahead) noexcept {
-    Node& n = node(block.value);
-    Node& end = node(end_of(list));
-    n.time = static_cast<std::uint64_t>(clock_) & kTimeMask;
-    n.list = static_cast<std::uint64_t>(list) & 255U;
-    if (list != leader_ && end.next == end_of(list)) {
-      bound_ = min_of(bound_, key_of(n));
+  /// Appends blocks one after the other; the lists are whole again when it is gone. `ahead` is a
+  /// block that will be appended some places behind this one, or any: it is loaded early when this
+  /// one is taken out, as a list can't be read ahead otherwise.
+  class Appender {
+   public:
+    explicit Appender(AgedLists& lists) noexcept : lists_(lists) {}
+    Appender(const Appender&) = delete;
+    Appender& operator=(const Appender&) = delete;
+    ~Appender() { close(); }
+
+    void add(BlockId block, std::int32_t list, std::int32_t hits, std::int32_t note,
+             BlockId ahead) noexcept {
+      Node& n = lists_.node(block.value);
+      n.facts = Facts(lists_.clock_, list, hits, note);
+      n.ahead = ahead.value;
+      if (list != list_) {
+        close();
+        open(list, n);
+      }
+      n.prev = last_;
+      lists_.node(last_).next = block.value;
+      last_ = block.value;
     }
-    n.next = end_of(list);
-    n.prev = end.prev;
-    n.ahead = ahead.value;
-    node(end.prev).next = block.value;
-    end.prev = block.value;
+
+   private:
+    void open(std::int32_t list, const Node& first) noexcept {
+      const Node& end = lists_.node(lists_.end_of(list));
+      if (list != lists_.leader_ && end.next == lists_.end_of(list)) {
+        note_rival(lists_.key_of(first), list, lists_.bound_, lists_.bound_list_);
+      }
+      list_ = list;
+      last_ = end.prev;
+    }
+    void close() noexcept {
+      if (list_ >= 0) {
+        lists_.node(last_).next = lists_.end_of(list_);
+        lists_.node(lists_.end_of(list_)).prev = last_;
+      }
+    }
+
+    AgedLists& lists_;
+    std::int32_t list_ = -1;
+    std::int32_t last_ = 0;
+  };
+
+  /// Appends one block.
+  void push_back(BlockId block, std::int32_t list, BlockId ahead) noexcept {
+    const Facts facts = node(block.value).facts;
+    Appender(*this).add(block, list, facts.hits(), facts.note(), ahead);
   }
   /// So many blocks were pushed, the clock moves on.
   void advance(std::size_t count) noexcept { clock_ += static_cast<std::int64_t>(count); }
@@ -100,20 +163,26 @@ class AgedLists {
   std::size_t take(std::span<BlockId> blocks, OnEvict on_evict) noexcept {
     std::size_t taken = 0;
     while (taken < blocks.size()) {
-      BlockId block = front_of(leader_);
-      if (block == kNoBlock || key_of(node(block.value)) >= bound_) {
-        if (!find_leader(leader_, bound_)) {
-          break;
-        }
-        block = front_of(leader_);
+      std::int32_t block = node(end_of(leader_)).next;
+      if (!leads(block, leader_, bound_, bound_list_) &&
+          !find_leader(leader_, bound_, bound_list_)) {
+        break;
       }
-      const Node& n = node(block.value);
-      __builtin_prefetch(&nodes_.data()[n.ahead], 1);
-      threshold_ = key_of(n);
+      // Most often a stretch of a path: all of it leaves the list at once.
+      const std::int32_t end = end_of(leader_);
+      block = node(end).next;
+      do {
+        const Node& n = node(block);
+        __builtin_prefetch(&nodes_.data()[n.ahead], 1);
+        threshold_ = key_of(n);
+        const std::int32_t behind = n.next;
+        blocks[taken++] = BlockId{block};
+        on_evict(BlockId{block}, leader_);
+        block = behind;
+      } while (taken < blocks.size() && leads(block, leader_, bound_, bound_list_));
+      node(end).next = block;
+      node(block).prev = end;
       has_threshold_ = true;
-      unlink(block.value, block.value);
-      blocks[taken++] = block;
-      on_evict(block, leader_);
     }
     return taken;
   }
@@ -122,13 +191,13 @@ class AgedLists {
     if (nodes_.size() == 0) {
       return kNoBlock;
     }
-    const BlockId block = front_of(leader_);
-    if (block != kNoBlock && key_of(node(block.value)) < bound_) {
-      return block;
+    if (leads(node(end_of(leader_)).next, leader_, bound_, bound_list_)) {
+      return front_of(leader_);
     }
     std::int32_t leader = 0;
     std::int64_t bound = 0;
-    return find_leader(leader, bound) ? front_of(leader) : kNoBlock;
+    std::int32_t bound_list = 0;
+    return find_leader(leader, bound, bound_list) ? front_of(leader) : kNoBlock;
   }
   [[nodiscard]] BlockId front() const noexcept {
     return nodes_.size() == 0 ? kNoBlock : front_from(0);
@@ -141,13 +210,14 @@ class AgedLists {
   void set_bonus(std::int32_t list, std::int64_t bonus) noexcept {
     bonus_[list] = bonus;
     bound_ = kUnknown;
+    bound_list_ = 0;
   }
   [[nodiscard]] std::int64_t bonus(std::int32_t list) const noexcept { return bonus_[list]; }
   [[nodiscard]] std::int32_t class_of(BlockId block) const noexcept {
-    return static_cast<std::int32_t>(node(block.value).list);
+    return node(block.value).facts.list();
   }
   [[nodiscard]] std::int64_t age_of(BlockId block) const noexcept {
-    return clock_ - static_cast<std::int64_t>(node(block.value).time);
+    return clock_ - node(block.value).facts.time();
   }
   [[nodiscard]] std::int64_t clock() const noexcept { return clock_; }
   /// True once a block was evicted; life_of() means something from then on.
@@ -158,33 +228,31 @@ class AgedLists {
   }
 
   [[nodiscard]] std::int32_t hits(BlockId block) const noexcept {
-    return static_cast<std::int32_t>(node(block.value).hits);
+    return node(block.value).facts.hits();
   }
   void count_hit(BlockId block) noexcept {
-    Node& m = node(block.value);
-    m.hits = m.hits < 255 ? (m.hits + 1U) & 255U : 255U;
+    Facts& f = node(block.value).facts;
+    f = Facts(f.time(), f.list(), min_of(f.hits() + 1, 255), f.note());
   }
   [[nodiscard]] std::int32_t note(BlockId block) const noexcept {
-    return static_cast<std::int32_t>(node(block.value).note);
+    return node(block.value).facts.note();
   }
   void set_note(BlockId block, std::int32_t value) noexcept {
-    node(block.value).note = static_cast<std::uint64_t>(value) & 255U;
+    Facts& f = node(block.value).facts;
+    f = Facts(f.time(), f.list(), f.hits(), value);
   }
+  [[nodiscard]] Facts facts(BlockId block) const noexcept { return node(block.value).facts; }
   /// Hits and note are zero again.
   void reset(BlockId block) noexcept {
-    node(block.value).hits = 0;
-    node(block.value).note = 0;
+    Facts& f = node(block.value).facts;
+    f = Facts(f.time(), f.list(), 0, 0);
   }
 
  private:
   static constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::min();
-  static constexpr std::uint64_t kTimeMask = (std::uint64_t{1} << 40) - 1;
   // Together, so that a block costs one cache line here. Sentinels of the lists lie behind blocks.
   struct Node {
-    std::uint64_t time : 40;
-    std::uint64_t list : 8;
-    std::uint64_t hits : 8;
-    std::uint64_t note : 8;
+    Facts facts;
     std::int32_t next;
     std::int32_t prev;
     std::int32_t ahead;
@@ -212,25 +280,42 @@ class AgedLists {
     return kNoBlock;
   }
   [[nodiscard]] std::int64_t key_of(const Node& n) const noexcept {
-    return static_cast<std::int64_t>(n.time) + bonus_[n.list];
+    return n.facts.time() + bonus_[n.facts.list()];
   }
-  // The class whose front has the lowest key, and the lowest key among the others.
-  bool find_leader(std::int32_t& leader, std::int64_t& bound) const noexcept {
+  // Whether a block of the leading list, or its end, goes before the fronts of all others.
+  [[nodiscard]] bool leads(std::int32_t block, std::int32_t leader, std::int64_t bound,
+                           std::int32_t bound_list) const noexcept {
+    if (block >= num_blocks_) {
+      return false;
+    }
+    const std::int64_t key = key_of(node(block));
+    return key < bound || (key == bound && leader < bound_list);
+  }
+  static void note_rival(std::int64_t key, std::int32_t list, std::int64_t& bound,
+                         std::int32_t& bound_list) noexcept {
+    if (key < bound || (key == bound && list < bound_list)) {
+      bound = key;
+      bound_list = list;
+    }
+  }
+  // The class whose front goes first, and the key and class of what goes first among the others.
+  bool find_leader(std::int32_t& leader, std::int64_t& bound,
+                   std::int32_t& bound_list) const noexcept {
     constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
     std::int64_t lowest = kNone;
-    std::int64_t second = kNone;
+    bound = kNone;
+    bound_list = kClasses;
     for (std::int32_t list = 0; list < kClasses; ++list) {
       const BlockId block = front_of(list);
       const std::int64_t key = block == kNoBlock ? kNone : key_of(node(block.value));
       if (key < lowest) {
-        second = lowest;
+        note_rival(lowest, leader, bound, bound_list);
         lowest = key;
         leader = list;
       } else {
-        second = min_of(second, key);
+        note_rival(key, list, bound, bound_list);
       }
     }
-    bound = second;
     return lowest != kNone;
   }
 
@@ -238,7 +323,8 @@ class AgedLists {
   std::int64_t bonus_[static_cast<std::size_t>(kClasses)] = {};
   std::int64_t clock_ = 0;
   std::int64_t threshold_ = 0;     // Key of the latest victim.
-  std::int64_t bound_ = kUnknown;  // No front but the leader's has a lower key.
+  std::int64_t bound_ = kUnknown;  // No front but the leader's goes before this key of this class.
+  std::int32_t bound_list_ = 0;
   std::int32_t num_blocks_ = 0;
   std::int32_t leader_ = 0;
   bool has_threshold_ = false;
