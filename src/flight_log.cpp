@@ -299,6 +299,8 @@ SchedulerConfig FlightLogReader::config() const noexcept {
   config.max_draft_tokens = header_.max_draft_tokens;
   config.max_retries = header_.max_retries;
   config.max_media_spans = header_.max_media_spans;
+  config.max_waiting_requests = header_.max_waiting_requests;
+  config.max_predicted_wait = {header_.max_predicted_wait};
   for (std::size_t i = 0; i < kMaxResources; ++i) {
     config.resource_caps[i] = header_.resource_caps[i];
   }

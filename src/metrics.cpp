@@ -181,6 +181,7 @@ ReplayMetrics measure(std::span<const SimulatedRequest> records, RunTotals& tota
     first_arrival = std::min(first_arrival, r.arrival_ns);
     last_arrival = std::max(last_arrival, r.arrival_ns);
     last_end = std::max({last_end, r.arrival_ns, r.finish_ns});
+    m.refused += r.status == RequestStatus::Refused ? 1 : 0;
     m.rejected += r.status == RequestStatus::Rejected ? 1 : 0;
     m.failed += r.status == RequestStatus::Failed || r.status == RequestStatus::Unfinished ? 1 : 0;
     if (r.status != RequestStatus::Finished) {
@@ -217,6 +218,8 @@ ReplayMetrics measure(std::span<const SimulatedRequest> records, RunTotals& tota
       ratio(static_cast<double>(m.total_input_tokens) + static_cast<double>(m.total_output_tokens),
             unit_seconds);
   m.slo_attainment = ratio(static_cast<double>(num_good), static_cast<double>(m.num_requests));
+  m.slo_attainment_taken =
+      ratio(static_cast<double>(num_good), static_cast<double>(m.num_requests - m.refused));
   m.goodput_slo = ratio(good_tokens, unit_seconds);
   m.max_concurrent_requests = max_concurrent(records);
   m.ttft_ms = summarise(ttft);

@@ -58,6 +58,13 @@ Status ReplayConfig::validate() const noexcept {
   if (slo.ttft.ns < 0 || slo.tpot.ns < 0) {
     return {Errc::InvalidConfig, "slo", 0, 0, "limits must not be negative"};
   }
+  if (max_waiting < 0 || max_waiting > std::int64_t{1} << 24) {
+    return {Errc::InvalidConfig, "max_waiting", max_waiting, std::int64_t{1} << 24,
+            "must be from 0 (no limit) to 2^24"};
+  }
+  if (max_wait.ns < 1) {
+    return {Errc::InvalidConfig, "max_wait", max_wait.ns, 1, "must be at least 1 ns"};
+  }
   return kOk;
 }
 
@@ -109,6 +116,8 @@ UnitTrace unit_trace(const Trace& trace, const ReplayConfig& config, std::int32_
       min_of(saturating_add(longest_input, part.max_new), kLongestContext);
   setup.scheduler.max_queued_tokens =
       clamp_to(queued_tokens, setup.scheduler.max_context_tokens, kMostQueuedTokens);
+  setup.scheduler.max_waiting_requests = config.max_waiting;
+  setup.scheduler.max_predicted_wait = config.max_wait;
   if (config.flight_sink != nullptr) {
     // Address space, touched as far as it is used.
     setup.scheduler.flight_log_bytes = min_of(log_bytes, std::int64_t{1} << 36);

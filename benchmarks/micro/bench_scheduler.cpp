@@ -46,10 +46,16 @@ class DecodeBed {
   static constexpr std::int64_t kOutputs = 1024;
 
   DecodeBed(std::int32_t running, std::int64_t context, std::int64_t pool_blocks,
-            std::int64_t waiting, bool is_recorded = false) {
+            std::int64_t waiting, bool is_recorded = false, bool is_watched = false) {
     SchedulerConfig config;
     config.flight_log_bytes = is_recorded ? std::int64_t{1} << 30 : 0;
     config.flight_log_prompts = true;
+    if (is_watched) {
+      config.watch.max_tenants = 64;
+      for (AlertRule& rule : config.watch.alerts) {
+        rule = {.raise_at = 900, .clear_at = 500};
+      }
+    }
     config.max_live_requests = running + waiting + 64;
     config.max_context_tokens = context + kOutputs;
     config.max_queued_tokens = running * (context + 2 * kOutputs) + (waiting + 64) * 1024;
@@ -154,8 +160,8 @@ class DecodeBed {
 
 /// plan() + commit() of one decode step; execution, poll() and drain_log() are not timed.
 void plan_commit(benchmark::State& state, std::int32_t running, std::int64_t context,
-                 std::int64_t waiting, std::int64_t pool, bool is_recorded) {
-  DecodeBed bed(running, context, pool, waiting, is_recorded);
+                 std::int64_t waiting, std::int64_t pool, bool is_recorded, bool is_watched) {
+  DecodeBed bed(running, context, pool, waiting, is_recorded, is_watched);
   std::int64_t decodes = 0;
   double seconds = 0;
   for (auto _ : state) {
@@ -244,19 +250,21 @@ void register_plan_commit(int repetitions) {
               0.9 * static_cast<double>(pool)) {
             continue;
           }
-          for (const bool is_recorded : {false, true}) {
-            if (is_recorded && pool != 300000) {
-              continue;  // what the recorder costs has nothing to do with the pool
+          for (const int variant : {0, 1, 2}) {
+            const bool is_recorded = variant == 1;
+            const bool is_watched = variant == 2;
+            if (variant != 0 && pool != 300000) {
+              continue;  // what the recorder and statistics cost has nothing to do with the pool
             }
-            const std::string name = "BM_PlanCommit/running:" + std::to_string(running) +
-                                     "/context:" + std::to_string(context) +
-                                     "/block:16/waiting:" + std::to_string(waiting) +
-                                     "/pool:" + std::to_string(pool) +
-                                     (is_recorded ? "/recorder:on" : "");
+            const std::string name =
+                "BM_PlanCommit/running:" + std::to_string(running) +
+                "/context:" + std::to_string(context) +
+                "/block:16/waiting:" + std::to_string(waiting) + "/pool:" + std::to_string(pool) +
+                (is_recorded ? "/recorder:on" : "") + (is_watched ? "/watch:on" : "");
             benchmark::RegisterBenchmark(name.c_str(),
                                          [=](benchmark::State& state) {
                                            plan_commit(state, running, context, waiting, pool,
-                                                       is_recorded);
+                                                       is_recorded, is_watched);
                                          })
                 ->UseManualTime()
                 ->Iterations(DecodeBed::kSteps)

@@ -86,6 +86,7 @@
 #include <dynbatch/model/step_cost.hpp>
 #include <dynbatch/model/step_plan.hpp>
 #include <dynbatch/model/step_result.hpp>
+#include <dynbatch/model/watch.hpp>
 #include <dynbatch/scheduler/bundle_base.hpp>
 #include <dynbatch/scheduler/bundle_options.hpp>
 #include <dynbatch/scheduler/bundles.hpp>

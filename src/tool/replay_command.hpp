@@ -29,6 +29,8 @@ struct ReplayOptions {
   std::int64_t block_size = 16;
   std::int64_t max_seqs = 256;
   std::int64_t max_new = 0;  ///< 0 = not given.
+  std::int64_t max_waiting = 0;
+  std::string max_wait;  ///< Milliseconds; empty = not given.
   std::int64_t units = 1;
   std::int64_t requests = 0;  ///< 0 = all, or kEmbeddedRequests of the embedded workload.
   std::int64_t seed = 1;

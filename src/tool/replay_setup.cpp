@@ -105,6 +105,9 @@ class SetupReader {
     if (options_.find_capacity > 0.0 || !options_.slo.empty() || !options_.csv.empty()) {
       return fail("--cache-only runs no engine: it excludes --slo, --find-capacity, --csv");
     }
+    if (options_.max_waiting != 0 || !options_.max_wait.empty()) {
+      return fail("--cache-only runs no engine: it excludes --max-waiting, --max-wait");
+    }
     if (options_.bound) {
       return fail(
           "--cache-only runs no engine: it excludes --bound (--eviction belady is "
@@ -135,6 +138,16 @@ class SetupReader {
     if (options_.max_new < 0 || options_.max_new > std::int64_t{1} << 30) {
       return out_of_range("--max-new", 1, std::int64_t{1} << 30);
     }
+    if (options_.max_waiting < 0 || options_.max_waiting > 1 << 24) {
+      return out_of_range("--max-waiting", 1, 1 << 24);
+    }
+    if (!options_.max_wait.empty() &&
+        (!parse_seconds(options_.max_wait, config.max_wait.ns) || config.max_wait.ns < 1000)) {
+      return fail(fmt::format("--max-wait '{}' is not a number of milliseconds above 0",
+                              options_.max_wait));
+    }
+    // Read as seconds and divided by 1,000, like the limits.
+    config.max_wait.ns /= options_.max_wait.empty() ? 1 : 1000;
     if (options_.units < 1 || options_.units > 65'536) {
       return out_of_range("--units", 1, 65'536);
     }
@@ -167,6 +180,7 @@ class SetupReader {
     }
     config.kv_tokens = options_.kv_tokens;
     config.max_sequences = static_cast<std::int32_t>(options_.max_seqs);
+    config.max_waiting = options_.max_waiting;
     config.units = static_cast<std::int32_t>(options_.units);
     config.offline = options_.offline;
     config.rate_scale = has_scale ? options_.rate_scale : 1.0;

@@ -230,6 +230,7 @@ Json to_json(const PolicyResult& p, bool is_search) {
   j["duration"] = m.duration;
   j["num_requests"] = m.num_requests;
   j["completed"] = m.completed;
+  j["refused"] = m.refused;
   j["rejected"] = m.rejected;
   j["failed"] = m.failed;
   j["cut"] = m.num_cut;
@@ -240,6 +241,7 @@ Json to_json(const PolicyResult& p, bool is_search) {
   j["output_throughput"] = m.output_throughput;
   j["total_token_throughput"] = m.total_token_throughput;
   j["slo_attainment"] = m.slo_attainment;
+  j["slo_attainment_taken"] = m.slo_attainment_taken;
   j["goodput_slo"] = m.goodput_slo;
   j["max_concurrent_requests"] = m.max_concurrent_requests;
   j = distribution_keys(std::move(j), "ttft", m.ttft_ms);
@@ -272,6 +274,8 @@ const char* status_name(RequestStatus status) {
       return "rejected";
     case RequestStatus::Failed:
       return "failed";
+    case RequestStatus::Refused:
+      return "refused";
     case RequestStatus::Unfinished:
       break;
   }
@@ -297,6 +301,9 @@ std::string to_table(const ReplayReport& r) {
     columns[c].title = titles[c];
   }
   Column in_limits{"in limits", {}};
+  Column good{"good/s", {}};
+  Column refused{"refused", {}};
+  Column of_taken{"of taken", {}};
   Column missing{"not served", {}};
   std::int64_t num_missing = 0;
   std::int64_t num_cut = 0;
@@ -315,18 +322,33 @@ std::string to_table(const ReplayReport& r) {
       }
     }
     in_limits.cells.push_back(fmt::format("{:.1f} %", m.slo_attainment * 100.0));
+    good.cells.push_back(fmt::format("{:.2f}", m.request_goodput));
+    refused.cells.push_back(grouped(m.refused));
+    of_taken.cells.push_back(fmt::format("{:.1f} %", m.slo_attainment_taken * 100.0));
     missing.cells.push_back(grouped(m.rejected + m.failed));
     num_missing += m.rejected + m.failed;
     num_cut = std::max(num_cut, m.num_cut);
   }
   if (r.has_slo()) {
     columns.insert(columns.begin() + 7, in_limits);
+    if (r.has_queue_limit()) {
+      columns.insert(columns.begin() + 8, {of_taken, good});
+    }
+  }
+  if (r.has_queue_limit()) {
+    columns.push_back(refused);
   }
   if (num_missing > 0) {
     columns.push_back(missing);
   }
   std::string text =
       head_lines(r) + laid_out(columns) + "\n" + verdict(r) + bound_line(r) + legend(r);
+  if (r.has_queue_limit()) {
+    text += "refused: since too many waited (--max-waiting, --max-wait); a miss.";
+    text += r.has_slo() ? " of taken: share in limits of the others. good/s: requests in limits a "
+                          "second.\n"
+                        : "\n";
+  }
   if (num_missing > 0) {
     text += "not served: refused, because they can never fit (KV tokens), or failed.\n";
   }
@@ -390,6 +412,8 @@ std::string to_json(const ReplayReport& r) {
   config["max_new"] = r.max_new;
   config["slo_ttft_ms"] = optional_ms(r.config.slo.ttft);
   config["slo_tpot_ms"] = optional_ms(r.config.slo.tpot);
+  config["max_waiting"] = r.config.max_waiting > 0 ? Json(r.config.max_waiting) : Json(nullptr);
+  config["max_wait_ms"] = optional_ms(r.config.max_wait);
   config["find_capacity"] = r.find_capacity > 0.0 ? Json(r.find_capacity) : Json(nullptr);
   Json cost;
   const StepCost& c = r.cost.model.cost;

@@ -67,6 +67,10 @@ struct ReplayReport {
   [[nodiscard]] bool has_slo() const noexcept {
     return config.slo.ttft != kUnbounded || config.slo.tpot != kUnbounded;
   }
+  /// Whether requests may be refused since too many wait.
+  [[nodiscard]] bool has_queue_limit() const noexcept {
+    return config.max_waiting > 0 || config.max_wait != kUnbounded;
+  }
   /// The metric that `bound` bounds.
   [[nodiscard]] const char* bound_name() const noexcept {
     if (find_capacity > 0.0) {

@@ -103,6 +103,11 @@ void add_replay_options(CLI::App& command, ReplayOptions& o) {
   command.add_option("--kv-blocks", o.kv_blocks, "sizes for --cache-only: N[,N...] blocks");
   command.add_option("--eviction", o.eviction, eviction_help());
   command.add_option("--max-seqs", o.max_seqs, "sequences at once a unit")->capture_default_str();
+  command.add_option("--max-waiting", o.max_waiting,
+                     "refuse requests while so many wait in a unit (default: no limit)");
+  command.add_option(
+      "--max-wait", o.max_wait,
+      "refuse requests that would wait longer, predicted, in ms (default: no limit)");
   command.add_option("--max-new", o.max_new,
                      "output limit that requests carry; cuts longer outputs (default: 8192, or the "
                      "longest output rounded up to a power of two)");
@@ -160,7 +165,8 @@ int parse_and_run(const std::vector<std::string>& args, std::ostream& out, std::
     explain_options.has_request = request->count() > 0;
     return run_explain(explain_options, out, err);
   }
-  for (const char* name : {"--requests", "--max-new", "--rate-scale", "--find-capacity"}) {
+  for (const char* name :
+       {"--requests", "--max-new", "--max-waiting", "--rate-scale", "--find-capacity"}) {
     // 0 means "not given" in ReplayOptions.
     if (replay->count(name) > 0 && replay->get_option(name)->as<double>() == 0.0) {
       err << fmt::format("dynbatch: {} must be above 0\n", name);

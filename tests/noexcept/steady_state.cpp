@@ -68,6 +68,7 @@ struct Host {
   Token prompt[700];
   std::byte log[1 << 14];
   bool logged = false;
+  std::size_t num_alerts = 0;
   std::int64_t now = 0;
   std::uint64_t next_id = 1;
   std::uint64_t preemptions = 0;
@@ -125,6 +126,8 @@ struct Host {
       Event events[64];
       while (scheduler.poll(events) == 64) {
       }
+      Alert alerts[8];
+      num_alerts += scheduler.drain_alerts(alerts);
       // Not drained for a while, the flight log fills up and counts what it loses.
       while (i % 1000 < 700 && scheduler.drain_log(log) > 0) {
         logged = true;
@@ -142,6 +145,11 @@ int check(const char* name, const Admission& admission,
   config.max_live_requests = 256;
   config.flight_log_bytes = 1 << 16;
   config.flight_log_prompts = true;
+  config.max_waiting_requests = 100;
+  config.watch.max_tenants = 2;
+  for (AlertRule& rule : config.watch.alerts) {
+    rule = {.raise_at = 5, .clear_at = 2};
+  }
   Capabilities caps;
   caps.max_sequences = 32;
   auto made = Sched<Admission, Pool>::make(config, caps, DynamicSizer{}, EqualTokens{},
@@ -169,7 +177,8 @@ int check(const char* name, const Admission& admission,
       code = 2;
     } else if (stats.preemptions == 0 || stats.finished < 100 || stats.cancelled == 0 ||
                stats.expired == 0 || stats.prefix_hit_tokens == 0 || !host.logged ||
-               stats.flight_records_lost == 0) {
+               stats.flight_records_lost == 0 || host.scheduler.num_tenants() != 2 ||
+               host.num_alerts == 0) {
       code = 4;  // the run did not reach what it is meant to test
     }
     syscall(SYS_exit, code);  // _exit would call exit_group, which the filter refuses

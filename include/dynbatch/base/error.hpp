@@ -4,6 +4,7 @@
 /// Typed errors: a Status names the field, the value and the limit; Expected carries a value or a
 /// Status.
 #include <dynbatch/base/config.hpp>
+#include <dynbatch/base/time.hpp>
 
 #include <cstdint>
 #include <cstdlib>
@@ -81,6 +82,9 @@ struct [[nodiscard]] Status {
   std::int64_t value = 0;  ///< What it was.
   std::int64_t limit = 0;  ///< The bound it broke, if there is one.
   const char* text = "";   ///< One sentence for a person.
+  /// QueueFull of submit(): when the same request is expected to find room, from the call on. 0 =
+  /// nothing is known.
+  DurationNs retry_after{};
 
   [[nodiscard]] constexpr bool is_ok() const noexcept { return code == Errc::Ok; }
   constexpr explicit operator bool() const noexcept { return is_ok(); }
@@ -92,8 +96,9 @@ struct [[nodiscard]] Status {
 /// The Status of success.
 inline constexpr Status kOk{};
 
-/// Writes "code: field = value (limit ...): text" to a buffer, cut to `capacity` - 1 characters and
-/// always terminated. Returns the number of characters written. Needs no allocation.
+/// Writes "code: field = value (limit ...): text; try again after ... ms" to a buffer, cut to
+/// `capacity` - 1 characters and always terminated. Returns the number of characters written. Needs
+/// no allocation.
 inline std::size_t format_status(const Status& status, char* out, std::size_t capacity) noexcept {
   if (capacity == 0) {
     return 0;
@@ -135,6 +140,11 @@ inline std::size_t format_status(const Status& status, char* out, std::size_t ca
   if (status.text[0] != '\0') {
     put(": ");
     put(status.text);
+  }
+  if (status.retry_after.ns > 0) {
+    put("; try again after ");
+    put_number((status.retry_after.ns + 999'999) / 1'000'000);
+    put(" ms");
   }
   out[used] = '\0';
   return used;

@@ -37,6 +37,13 @@ inline constexpr TimeNs kNever{INT64_MAX};
 /// "No limit" for durations.
 inline constexpr DurationNs kUnbounded{INT64_MAX};
 
+/// later - earlier, at most the largest duration; `later` must not lie before `earlier`.
+constexpr DurationNs elapsed(TimeNs earlier, TimeNs later) noexcept {
+  const std::uint64_t ns =
+      static_cast<std::uint64_t>(later.ns) - static_cast<std::uint64_t>(earlier.ns);
+  return {ns > static_cast<std::uint64_t>(INT64_MAX) ? INT64_MAX : static_cast<std::int64_t>(ns)};
+}
+
 constexpr DurationNs microseconds(std::int64_t n) noexcept { return {n * 1'000}; }
 constexpr DurationNs milliseconds(std::int64_t n) noexcept { return {n * 1'000'000}; }
 constexpr DurationNs seconds(std::int64_t n) noexcept { return {n * 1'000'000'000}; }

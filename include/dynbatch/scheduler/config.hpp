@@ -4,6 +4,8 @@
 /// Configuration of a Scheduler.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
+#include <dynbatch/base/time.hpp>
+#include <dynbatch/model/watch.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -62,6 +64,19 @@ struct SchedulerConfig {
   bool flight_log_prompts = false;
   /// Names the policies in the flight log, for whoever replays it; copied, at most 255 characters.
   const char* flight_label = "";
+  /// Requests that were taken in and never ran; submit() answers QueueFull beyond, exactly, however
+  /// many threads submit at once. Who runs, or waits again after a preemption, doesn't count. 0 =
+  /// no limit but the ones above; at most 2^24.
+  std::int64_t max_waiting_requests = 0;
+  /// submit() answers QueueFull if the request is predicted to wait longer until it runs: requests
+  /// that wait x the measured time in which one of them leaves the queue. At least one may always
+  /// wait; no prediction while none does. >= 1 ns; kUnbounded = off.
+  DurationNs max_predicted_wait = kUnbounded;
+  /// Bounds of Status::retry_after; 0 <= min <= max <= 1 day.
+  DurationNs min_retry_after = milliseconds(10);
+  DurationNs max_retry_after = seconds(60);
+  /// Statistics by class and tenant, and alerts; off by default.
+  WatchConfig watch{};
 
   [[nodiscard]] constexpr Status validate() const noexcept {
     if (max_live_requests < 1 || max_live_requests > (std::int64_t{1} << 24)) {
@@ -110,7 +125,23 @@ struct SchedulerConfig {
     if (flight_label == nullptr) {
       return {Errc::InvalidConfig, "flight_label", 0, 0, "must not be a null pointer"};
     }
-    return kOk;
+    if (max_waiting_requests < 0 || max_waiting_requests > (std::int64_t{1} << 24)) {
+      return {Errc::InvalidConfig, "max_waiting_requests", max_waiting_requests,
+              std::int64_t{1} << 24, "must be from 0 (no limit) to 2^24"};
+    }
+    if (max_predicted_wait.ns < 1) {
+      return {Errc::InvalidConfig, "max_predicted_wait", max_predicted_wait.ns, 1,
+              "must be at least 1 ns"};
+    }
+    if (max_retry_after.ns < 0 || max_retry_after > seconds(86'400)) {
+      return {Errc::InvalidConfig, "max_retry_after", max_retry_after.ns, seconds(86'400).ns,
+              "must be from 0 to one day"};
+    }
+    if (min_retry_after.ns < 0 || min_retry_after > max_retry_after) {
+      return {Errc::InvalidConfig, "min_retry_after", min_retry_after.ns, max_retry_after.ns,
+              "must be from 0 to max_retry_after"};
+    }
+    return watch.validate();
   }
 };
 

@@ -14,7 +14,7 @@
 namespace dynbatch::inline DYNBATCH_ABI {
 
 /// Version of the format below; a reader refuses every other one.
-inline constexpr std::uint32_t kFlightFormat = 2;
+inline constexpr std::uint32_t kFlightFormat = 3;
 /// First bytes of a log, "DYNBFLT1" as a little-endian number: also tells a foreign byte order.
 inline constexpr std::uint64_t kFlightMagic = 0x31544C46424E5944ULL;
 /// Longest label that is kept.
@@ -103,6 +103,8 @@ struct FlightHeader {
   FlightBool rollback = 0;
   std::uint8_t reserved[3]{};
   std::int32_t max_media_spans = 0;
+  std::int64_t max_waiting_requests = 0;
+  std::int64_t max_predicted_wait = INT64_MAX;  ///< In ns; the largest number = no limit.
 };
 
 /// A request as it was accepted.

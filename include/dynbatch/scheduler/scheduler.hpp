@@ -18,6 +18,7 @@
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_plan.hpp>
 #include <dynbatch/model/step_result.hpp>
+#include <dynbatch/model/watch.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/core.hpp>
 #include <dynbatch/scheduler/detail/core_abandon.hpp>
@@ -39,6 +40,7 @@
 #include <dynbatch/scheduler/detail/core_samples.hpp>
 #include <dynbatch/scheduler/detail/core_seal.hpp>
 #include <dynbatch/scheduler/detail/core_settle.hpp>
+#include <dynbatch/scheduler/detail/core_watch.hpp>
 #include <dynbatch/scheduler/detail/core_write.hpp>
 
 #include <cstddef>
@@ -99,7 +101,8 @@ class Scheduler {
   // --- any thread ---
 
   /// Hands a request over; everything is copied. The answer is final for this call: an accepted
-  /// request gets exactly one terminal event, a refused one none. O(prompt).
+  /// request gets exactly one terminal event, a refused one none. QueueFull says in
+  /// Status::retry_after when to try again. O(prompt).
   Status submit(const Request& request) noexcept { return core_->desk().submit(request); }
 
   /// Asks for a request to end; its terminal event is Cancelled unless it ends otherwise first.
@@ -197,6 +200,45 @@ class Scheduler {
   Status make_result(StepResultBuffer& buffer) const noexcept { return core_->make_result(buffer); }
 
   [[nodiscard]] PoolStats pool_stats() const noexcept { return core_->policies().pool.stats(); }
+
+  // What is watched (Config::watch; docs/embedding.md, "Watching it"); all O(1) and empty or 0
+  // while nothing is.
+
+  [[nodiscard]] RequestStats class_stats(RequestClass request_class) const noexcept {
+    return core_->watch().of_class(request_class);
+  }
+  /// Tenants with counts of their own (WatchConfig::max_tenants), in the order in which their first
+  /// requests were taken in.
+  [[nodiscard]] std::size_t num_tenants() const noexcept { return core_->watch().num_tenants(); }
+  /// Those of tenant `index`; nothing from num_tenants() on.
+  [[nodiscard]] TenantStats tenant_stats(std::size_t index) const noexcept {
+    return core_->watch().of_tenant(index);
+  }
+  /// All other tenants together.
+  [[nodiscard]] RequestStats other_tenants_stats() const noexcept {
+    return core_->watch().of_others();
+  }
+  /// Who is first in the queue, and why; the cause needs something to be watched, the rest not.
+  [[nodiscard]] QueueHead queue_head() const noexcept { return core_->queue_head(); }
+  /// How often a plan() left a request waiting for this cause, or gave a started prompt nothing:
+  /// requests x plans, of the requests that it looked at (the head of the queue always, at most 16
+  /// behind it, and whoever it set aside).
+  [[nodiscard]] std::uint64_t waits(WaitCause cause) const noexcept {
+    return core_->watch().waits(cause);
+  }
+  /// Moves the oldest alerts raised and cleared to `out` and returns how many. plan() looks at them
+  /// every 100 ms of its time.
+  std::size_t drain_alerts(std::span<Alert> out) noexcept {
+    return core_->watch().board().drain(out);
+  }
+  [[nodiscard]] bool is_raised(AlertKind kind) const noexcept {
+    return core_->watch().board().is_raised(kind);
+  }
+  /// Alerts that were dropped because kMaxPendingAlerts others waited for drain_alerts().
+  [[nodiscard]] std::uint64_t alerts_lost() const noexcept {
+    return core_->watch().board().num_lost();
+  }
+
   [[nodiscard]] const Capabilities& capabilities() const noexcept { return core_->capabilities(); }
 
   /// Compares all books with each other. O(everything): for tests and debugging.

@@ -17,6 +17,7 @@ enum class RequestStatus : std::uint8_t {
   Finished,
   Rejected,  ///< submit() refused it.
   Failed,    ///< Ended in another way than by finishing.
+  Refused,   ///< submit() refused it because too many waited; it does not come again.
 };
 
 /// What happened to one request; times in ns of the unit's virtual clock, -1 = never.
@@ -80,6 +81,7 @@ struct RunTotals {
 struct ReplayMetrics {
   std::int64_t num_requests = 0;
   std::int64_t completed = 0;
+  std::int64_t refused = 0;  ///< Since too many waited.
   std::int64_t rejected = 0;
   std::int64_t failed = 0;
   std::int64_t num_cut = 0;
@@ -93,6 +95,7 @@ struct ReplayMetrics {
   double total_token_throughput = 0.0;
   double slo_attainment =
       0.0;  ///< Share of all requests inside both limits; 1 without limits and misses.
+  double slo_attainment_taken = 0.0;         ///< The same, of the requests that weren't refused.
   double goodput_slo = 0.0;                  ///< Output tokens per second of these.
   std::int64_t max_concurrent_requests = 0;  ///< Arrived and not ended, at once on one unit.
   Distribution ttft_ms;

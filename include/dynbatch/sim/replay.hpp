@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace dynbatch::inline DYNBATCH_ABI {
@@ -138,18 +139,26 @@ class UnitReplay {
       request.slo = config_.slo;
       request.tenant = from.tenant;
       const Status status = scheduler_.submit(request);
-      if (status.code == Errc::QueueFull && num_live_ > 0) {
+      const bool is_refused = is_turned_away(status);
+      if (status.code == Errc::QueueFull && !is_refused && num_live_ > 0) {
         return;  // comes again after the next step, in order
       }
       if (status) {
         ++num_live_;
       } else {
-        records_[next_].status = RequestStatus::Rejected;
+        records_[next_].status = is_refused ? RequestStatus::Refused : RequestStatus::Rejected;
         records_[next_].finish_ns = executor_.now().ns;
         ++num_ended_;
       }
       ++next_;
     }
+  }
+
+  /// Refused by a limit that the replay asked for, not by the sizes that it chose itself.
+  [[nodiscard]] static bool is_turned_away(const Status& status) noexcept {
+    const std::string_view field = status.field;
+    return status.code == Errc::QueueFull &&
+           (field == "max_waiting_requests" || field == "max_predicted_wait");
   }
 
   /// Nothing can run: lets time pass until the next arrival or the time the sizer asked for.

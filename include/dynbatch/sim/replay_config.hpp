@@ -4,6 +4,7 @@
 /// What a replay simulates, and what it returns.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
+#include <dynbatch/base/time.hpp>
 #include <dynbatch/model/request.hpp>
 #include <dynbatch/sim/eviction_name.hpp>
 #include <dynbatch/sim/metrics.hpp>
@@ -42,6 +43,10 @@ struct ReplayConfig {
   /// For replay_policy(), with `dynbatch` and `chunked`: any but Belady, with its default
   /// configuration (Cost: that of CacheReplayConfig). Elsewhere who makes the pool decides.
   CacheEviction eviction = CacheEviction::Lru;
+  /// SchedulerConfig::max_waiting_requests and max_predicted_wait of each unit: what they refuse is
+  /// gone (RequestStatus::Refused).
+  std::int64_t max_waiting = 0;
+  DurationNs max_wait = kUnbounded;
 
   [[nodiscard]] DYNBATCH_API Status validate() const noexcept;
 };

@@ -322,6 +322,49 @@ dynbatch::Status test_my_sizer() {
 // [docs]
 
 // [docs]
+// Seconds for the header Retry-After of an HTTP 429; 0 = coming again does not help.
+std::int64_t retry_after_seconds(const dynbatch::Status& status) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  return status.code == dynbatch::Errc::QueueFull ? (status.retry_after.ns + kSecond - 1) / kSecond
+                                                  : 0;
+}
+// [docs]
+
+// [docs]
+void watch(dynbatch::SchedulerConfig& config) {
+  using dynbatch::AlertKind;
+  config.watch.max_tenants = 64;  // with counts of their own
+  config.watch.rule(AlertKind::QueueHeadAge) = {.raise_at = 2'000, .clear_at = 500};  // ms
+  config.watch.rule(AlertKind::TtftMisses) = {.raise_at = 100, .clear_at = 20};       // permille
+  config.watch.rule(AlertKind::KvUse) = {
+      .raise_at = 980, .clear_at = 900, .hold = dynbatch::seconds(5)};  // permille, for 5 s
+}
+
+void tell(MyScheduler& scheduler) {  // driving thread, now and then
+  dynbatch::Alert alerts[8];
+  for (std::size_t n = std::size(alerts); n == std::size(alerts);) {
+    n = scheduler.drain_alerts(alerts);
+    for (std::size_t i = 0; i < n; ++i) {
+      std::printf("%s %s at %lld\n", to_string(alerts[i].kind),
+                  alerts[i].is_raised ? "raised" : "cleared",
+                  static_cast<long long>(alerts[i].value));
+    }
+  }
+  if (const dynbatch::QueueHead head = scheduler.queue_head(); head.is_there) {
+    std::printf("request %llu waits for %s\n", static_cast<unsigned long long>(head.request.value),
+                to_string(head.cause));
+  }
+  for (std::size_t i = 0; i < scheduler.num_tenants(); ++i) {
+    const dynbatch::TenantStats tenant = scheduler.tenant_stats(i);
+    std::printf("tenant %llu: %llu refused, %llu late\n",
+                static_cast<unsigned long long>(tenant.tenant),
+                static_cast<unsigned long long>(tenant.requests.refused),
+                static_cast<unsigned long long>(tenant.requests.ttft_missed));
+  }
+}
+// [docs]
+
+// [docs]
 void print_error(const dynbatch::Status& status) {
   char text[256];
   dynbatch::format_status(status, text, sizeof(text));  // allocates nothing
@@ -585,6 +628,31 @@ TEST_CASE("Digest prompts and scopes of the embedding guide share what they shou
   CHECK(run_dry() == 140);
   REQUIRE(send_with_adapter(scheduler, digest_request(4, chain, 140)));
   CHECK(run_dry() == 12);
+}
+
+TEST_CASE("A full queue and alerts are told as the embedding guide does it") {
+  Engine engine;
+  MyExecutor executor(engine);
+  dynbatch::SchedulerConfig config;
+  config.max_waiting_requests = 3;
+  watch(config);
+  auto made =
+      MyScheduler::make(config, executor.capabilities(), dynbatch::DynamicSizer(), {}, {},
+                        dynbatch::BlockPool<>({.num_blocks = 64}), dynbatch::FcfsAdmission());
+  REQUIRE(made);
+  MyScheduler scheduler = std::move(made).value();
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    CHECK(retry_after_seconds(send(scheduler, id, counting_prompt(8), {})) == 0);
+  }
+  CHECK(retry_after_seconds(send(scheduler, 4, counting_prompt(8), {})) == 1);
+  CHECK(retry_after_seconds(send(scheduler, 5, counting_prompt(8), {})) == 2);
+  CHECK(retry_after_seconds(send(scheduler, 6, {}, {})) == 0);
+  scheduler.pause(dynbatch::PauseMode::New);
+  CHECK(scheduler.plan({}) == nullptr);
+  CHECK(scheduler.plan(dynbatch::TimeNs{3'000'000'000}) == nullptr);
+  CHECK(scheduler.is_raised(dynbatch::AlertKind::QueueHeadAge));
+  tell(scheduler);
+  CHECK(scheduler.queue_head().cause == dynbatch::WaitCause::Paused);
 }
 
 TEST_CASE("The sizer of the embedding guide obeys the laws") {

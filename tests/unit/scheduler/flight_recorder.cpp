@@ -201,7 +201,7 @@ TEST_CASE("The header knows every field of the configuration and the capabilitie
   // A field that is added breaks these lines: one that decides goes into FlightHeader,
   // start_recorder() and FlightLogReader, then in here.
   const auto [live, queued, context, plans, ranks, rank, drafts, retries, caps, spans, bytes,
-              prompts, label] = SchedulerConfig{};
+              prompts, label, waiting, wait, min_retry, max_retry, watch] = SchedulerConfig{};
   const auto [tokens, sequences, handles, kv, groups, in_order, future, positions, copy, share,
               swap, rollback, graphs, layers, experts] = Capabilities{};
   CHECK(live > 0);

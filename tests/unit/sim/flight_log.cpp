@@ -64,6 +64,8 @@ TEST_CASE("The header tells how the scheduler was made") {
   options.config.max_live_requests = 77;
   options.config.max_draft_tokens = 3;
   options.config.resource_caps[2] = 5;
+  options.config.max_waiting_requests = 11;
+  options.config.max_predicted_wait = seconds(3);
   options.plans = 2;
   SmallScheduler s = make_small(options);
   const auto log = drain_log(s);
@@ -74,6 +76,8 @@ TEST_CASE("The header tells how the scheduler was made") {
   CHECK(config.max_live_requests == 77);
   CHECK(config.max_draft_tokens == 3);
   CHECK(config.resource_caps[2] == 5);
+  CHECK(config.max_waiting_requests == 11);
+  CHECK(config.max_predicted_wait == seconds(3));
   CHECK(config.max_plans_in_flight == 2);
   CHECK(config.flight_log_bytes == 0);
   CHECK(reader.capabilities().max_sequences == 16);

@@ -258,6 +258,49 @@ TEST_CASE("requests that can never fit are rejected and counted as misses", "[si
   CHECK(m.slo_attainment == Approx(0.8));
 }
 
+TEST_CASE("requests beyond a limit of those that wait are refused and counted apart",
+          "[sim][replay]") {
+  Trace trace = small_trace(60, 8);
+  for (TraceRequest& request : trace.requests) {  // three bursts
+    request.arrival_ns = request.arrival_ns / 2'000'000'000 * 2'000'000'000;
+    request.input_tokens = 4'000;
+  }
+  ReplayConfig config;
+  config.max_sequences = 4;
+  config.slo.ttft = dynbatch::milliseconds(1'000);
+  ReplayRun all = run_policy("chunked", trace, config);
+  const auto without = dynbatch::measure(all.requests, all.totals, config.slo, 1);
+  CHECK(without.refused == 0);
+  CHECK(without.slo_attainment_taken == without.slo_attainment);
+  config.max_waiting = 5;
+  ReplayRun run = run_policy("chunked", trace, config);
+  const auto limited = dynbatch::measure(run.requests, run.totals, config.slo, 1);
+  CHECK(limited.refused > 0);
+  CHECK(limited.completed == 60 - limited.refused);
+  CHECK(limited.rejected == 0);
+  CHECK(limited.slo_attainment_taken ==
+        Approx(limited.slo_attainment * 60.0 / static_cast<double>(limited.completed)));
+  CHECK(limited.slo_attainment_taken > without.slo_attainment);
+  std::int64_t refused = 0;
+  for (const auto& request : run.requests) {
+    refused += request.status == RequestStatus::Refused ? 1 : 0;
+    CHECK((request.status == RequestStatus::Refused || request.first_token_ns > 0));
+    CHECK((request.status == RequestStatus::Finished || request.scheduled_ns < 0));
+  }
+  CHECK(refused == limited.refused);
+  config.max_waiting = 0;
+  config.max_wait = dynbatch::milliseconds(800);
+  ReplayRun predicted = run_policy("chunked", trace, config);
+  const auto m = dynbatch::measure(predicted.requests, predicted.totals, config.slo, 1);
+  CHECK(m.refused > 0);
+  CHECK(m.completed == 60 - m.refused);
+  config.max_wait = {};
+  CHECK(std::string_view(config.validate().field) == "max_wait");
+  config.max_wait = dynbatch::kUnbounded;
+  config.max_waiting = -1;
+  CHECK(std::string_view(config.validate().field) == "max_waiting");
+}
+
 TEST_CASE("a replay evicts in the order asked for", "[sim][replay]") {
   // Chats that go on at once and then after as much else as the pool holds.
   Trace trace;

@@ -102,10 +102,11 @@ TEST_CASE("help goes to the output with examples and ends with success", "[tool]
     CHECK(o.err.empty());
   }
   const Outcome replay = run({"replay", "--help"});
-  for (const char* flag : {"--trace",      "--format",  "--policy", "--cost",     "--kv-tokens",
-                           "--max-seqs",   "--max-new", "--units",  "--requests", "--offline",
-                           "--rate-scale", "--start",   "--end",    "--slo",      "--find-capacity",
-                           "--bound",      "--seed",    "--json",   "--csv",      "--record"}) {
+  for (const char* flag :
+       {"--trace",   "--format", "--policy",        "--cost",    "--kv-tokens",  "--max-seqs",
+        "--max-new", "--units",  "--requests",      "--offline", "--rate-scale", "--start",
+        "--end",     "--slo",    "--find-capacity", "--bound",   "--seed",       "--json",
+        "--csv",     "--record", "--max-waiting",   "--max-wait"}) {
     CHECK(contains(replay.out, flag));
   }
 }
@@ -122,6 +123,11 @@ TEST_CASE("wrong usage ends with 2 and says what is wrong", "[tool]") {
       {"replay", "--max-seqs", "0"},
       {"replay", "--max-seqs", "99999999999999999999999"},
       {"replay", "--max-new", "0"},
+      {"replay", "--max-waiting", "0"},
+      {"replay", "--max-waiting", "-1"},
+      {"replay", "--max-wait", "0"},
+      {"replay", "--max-wait", "soon"},
+      {"replay", "--cache-only", "--kv-blocks", "10", "--max-waiting", "3"},
       {"replay", "--units", "0"},
       {"replay", "--requests", "0"},
       {"replay", "--requests", "-1"},
@@ -346,6 +352,35 @@ TEST_CASE("R40 - a header alone replays to defined statistics", "[tool]") {
       CHECK((item.value().is_number() || item.value().is_boolean()));
     }
   }
+}
+
+TEST_CASE("refused requests are shown in table, JSON and CSV", "[tool]") {
+  const Folder folder;
+  std::string trace = "arrival_s,input_tokens,output_tokens,tenant\n";
+  for (int i = 0; i < 20; ++i) {
+    trace += "0.0,4000,5,1\n";
+  }
+  const Outcome o = run({"replay", "--trace", folder.write("t.csv", trace), "--policy", "chunked",
+                         "--max-waiting", "7", "--max-wait", "900000", "--slo", "ttft:100000",
+                         "--json", folder.file("out.json"), "--csv", folder.file("out.csv")});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  for (const char* text :
+       {"of taken", "good/s", "refused\n", "100.0 %", "35.0 %", "refused: since too many waited"}) {
+    INFO(text);
+    CHECK(contains(o.out, text));
+  }
+  const json report = json::parse(read(folder.file("out.json")));
+  CHECK(report["config"]["max_waiting"] == 7);
+  CHECK(report["config"]["max_wait_ms"] == 900000.0);
+  CHECK(report["results"][0]["refused"] == 13);
+  CHECK(report["results"][0]["completed"] == 7);
+  CHECK(report["results"][0]["slo_attainment"] == 0.35);
+  CHECK(report["results"][0]["slo_attainment_taken"] == 1.0);
+  const std::string csv = read(folder.file("out.csv"));
+  CHECK(contains(csv, "chunked,7,0,refused,"));
+  const Outcome plain = run({"replay", "--trace", folder.file("t.csv"), "--policy", "chunked"});
+  CHECK_FALSE(contains(plain.out, "refused"));
 }
 
 TEST_CASE("presets of other engines are compared on one workload", "[tool]") {

@@ -21,6 +21,7 @@
 #include <dynbatch/model/stats.hpp>
 #include <dynbatch/model/step_plan.hpp>
 #include <dynbatch/model/step_result.hpp>
+#include <dynbatch/model/watch.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/lock_free.hpp>
 #include <dynbatch/scheduler/detail/plan_store.hpp>
@@ -28,6 +29,7 @@
 #include <dynbatch/scheduler/detail/request_desk.hpp>
 #include <dynbatch/scheduler/detail/slot_heap.hpp>
 #include <dynbatch/scheduler/detail/waiting_queue.hpp>
+#include <dynbatch/scheduler/detail/watch.hpp>
 #include <dynbatch/scheduler/flight_record.hpp>
 #include <dynbatch/scheduler/flight_recorder.hpp>
 
@@ -72,6 +74,10 @@ class SchedulerCore {
   // Driving thread.
   const StepPlan* plan(TimeNs now) noexcept {
     const StepPlan* plan = next_plan(now);
+    desk_.gate().observe(now_);
+    if (watch_.is_on()) {
+      watch_plan();
+    }
     if (flight_.is_on()) {
       record_plan(plan);
     }
@@ -89,6 +95,9 @@ class SchedulerCore {
   std::size_t drain_log(std::span<std::byte> out) noexcept { return flight_.drain(out); }
   [[nodiscard]] PlanStatus status() const noexcept { return status_; }
   [[nodiscard]] const Capabilities& capabilities() const noexcept { return caps_; }
+  [[nodiscard]] QueueHead queue_head() const noexcept;
+  Watch& watch() noexcept { return watch_; }
+  [[nodiscard]] const Watch& watch() const noexcept { return watch_; }
   Policies& policies() noexcept { return policies_; }
   [[nodiscard]] const Policies& policies() const noexcept { return policies_; }
   [[nodiscard]] Status check() const noexcept;
@@ -253,6 +262,9 @@ class SchedulerCore {
       first_cause_ = cause;
       first_blocked_ = desk_[slot].id;
     }
+    if (watch_.is_on()) {
+      watch_.wait(desk_[slot], cause);
+    }
     if (flight_.is_on()) {
       note_wait(slot, cause);
     }
@@ -373,6 +385,11 @@ class SchedulerCore {
   bool report_tokens(std::uint32_t slot, std::int64_t up_to, std::span<Event> out,
                      std::size_t& n) noexcept;
   [[nodiscard]] Event event_of(std::uint32_t slot, EventKind kind, TimeNs time) const noexcept;
+
+  // core_watch.hpp; only while something is watched.
+  void watch_plan() noexcept;
+  void watch_head(bool is_preempted) noexcept;
+  RequestRecord& root_of(const RowState& r) noexcept { return desk_[desk_[r.slot].root]; }
 
   // core_flight.hpp; only while the recorder is on.
   [[nodiscard]] Status start_recorder(std::span<const GroupSpec> groups) noexcept;
@@ -499,6 +516,8 @@ class SchedulerCore {
   std::atomic<int> pause_{0};
   int pause_seen_ = 0;  // what the plan() under way has read, once
   bool closed_seen_ = false;
+
+  Watch watch_;
 
   // Flight recorder.
   FlightRecorder flight_;

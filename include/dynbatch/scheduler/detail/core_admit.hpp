@@ -250,6 +250,9 @@ typename SchedulerCore<P>::Admit SchedulerCore<P>::try_admit(PlanRecord& plan_re
     r.next_publish = static_cast<std::int32_t>(match.num_blocks + 1) * block_size_;
     counters_.prefix_query.add(static_cast<std::uint64_t>(known));
     counters_.prefix_hit.add(static_cast<std::uint64_t>(match.num_tokens));
+    if (watch_.is_on()) {
+      watch_.hit(root_of(r), match.num_tokens);
+    }
   }
   r.reserved_rows = rows - 1;
   reserved_rows_ += rows - 1;

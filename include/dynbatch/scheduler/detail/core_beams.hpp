@@ -267,6 +267,8 @@ void SchedulerCore<P>::restart_beams(std::uint32_t slot) noexcept {
   const std::uint32_t root = desk_[slot].root;
   desk_[root].is_forked = false;
   desk_[root].open_samples = desk_[root].num_samples;
+  desk_[root].is_tpot_judged = false;  // what ended runs again
+  desk_[root].is_tpot_missed = false;
   for (std::uint32_t at = root; at != kNil; at = desk_[at].next_sample) {
     RequestRecord& record = desk_[at];
     const RequestState was = record.state;

@@ -178,6 +178,9 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   prefilling_.squeeze(rows_.data());
   first_cause_ = WaitCause::None;
   flight_waits_.clear();
+  if (watch_.is_on()) {
+    watch_.begin_look();
+  }
   const Composition composition = policies_.admission.compose(compose_input());
   Budget budget;
   budget.tokens = clamp_to<std::int64_t>(limits.max_tokens, 1, caps_.max_tokens);
@@ -212,6 +215,9 @@ void SchedulerCore<P>::compose(PlanRecord& record, const BatchLimits& limits) no
   record.pads_to_batch = composition.pad_to_batch;
   if (flight_.is_on() && !waiting_.empty()) {
     note_head(budget.preempted);
+  }
+  if (watch_.is_on() && !waiting_.empty()) {
+    watch_head(budget.preempted);
   }
 }
 

@@ -22,6 +22,9 @@ void SchedulerCore<P>::end_sequence(std::uint32_t slot, FinishReason reason, Tim
     sync_record(rows_[static_cast<std::size_t>(record.row.value)]);
     detach_row(record.row.value, false);
   }
+  if (watch_.is_on()) {
+    watch_.sample_ended(record, desk_[record.root]);
+  }
   sequence_slots_.push_back(record.sequence.slot);
   record.state = RequestState::Ended;
   record.row = kNoRow;
@@ -83,6 +86,13 @@ void SchedulerCore<P>::close_request(std::uint32_t root, EventKind kind, FinishR
       }
       AdmissionOptions::on_end(policies_.admission, view);
     }
+  }
+  if (watch_.is_on()) {
+    std::int64_t outputs = 0;
+    for (std::uint32_t at = root; at != kNil; at = desk_[at].next_sample) {
+      outputs += desk_[at].outputs;
+    }
+    watch_.ended(record, kind, outputs, now);
   }
   record.is_over = true;
   record.terminal = kind;

@@ -35,6 +35,8 @@ Status SchedulerCore<P>::start_recorder(std::span<const GroupSpec> groups) noexc
   h.max_draft_tokens = config_.max_draft_tokens;
   h.max_retries = config_.max_retries;
   h.max_media_spans = config_.max_media_spans;
+  h.max_waiting_requests = config_.max_waiting_requests;
+  h.max_predicted_wait = config_.max_predicted_wait.ns;
   h.max_sequences = caps_.max_sequences;
   h.sequence_handles = caps_.sequence_handles;
   h.num_layers = caps_.num_layers;

@@ -102,17 +102,21 @@ Status SchedulerCore<P>::initialise() noexcept {
   const auto rows = static_cast<std::size_t>(caps_.max_sequences);
   const auto ring = static_cast<std::size_t>(next_power_of_two(config_.max_live_requests));
   for (const Status& s :
-       {desk_.allocate(config_, limits), waiting_.allocate(slots, "max_live_requests"),
+       {desk_.allocate(config_, limits),
+        watch_.allocate(config_.watch),
+        waiting_.allocate(slots, "max_live_requests"),
         deadlines_.allocate(slots, "max_live_requests"),
         sequence_slots_.allocate(slots, "max_live_requests"),
         sequence_generations_.allocate(slots, "max_live_requests"),
-        dirty_.allocate(ring, "max_live_requests"), delivered_.allocate(slots, "max_live_requests"),
+        dirty_.allocate(ring, "max_live_requests"),
+        delivered_.allocate(slots, "max_live_requests"),
         passed_over_.allocate(kLookahead + 1, "lookahead"),
         fork_copies_.allocate(rows, "max_sequences"),
         finished_outputs_.allocate(rows, "max_sequences"),
         drafts_.allocate(rows * static_cast<std::size_t>(config_.max_draft_tokens),
                          "max_draft_tokens"),
-        rows_.allocate(rows, "max_sequences"), free_rows_.allocate(rows, "max_sequences"),
+        rows_.allocate(rows, "max_sequences"),
+        free_rows_.allocate(rows, "max_sequences"),
         candidates_.allocate(rows, "max_sequences"),
         parked_.allocate(AdmissionOptions::kHasMayAdmit ? kMaxQuotaGroups : 1, "quota_group"),
         loading_.allocate(PoolLoads::tells_loads(pool) ? kMaxLoads : 0, "max_loads"),
@@ -124,7 +128,8 @@ Status SchedulerCore<P>::initialise() noexcept {
                   },
                   &policies_.pool)
             : kOk,
-        decoding_.allocate(rows), prefilling_.allocate(rows)}) {
+        decoding_.allocate(rows),
+        prefilling_.allocate(rows)}) {
     if (!s) {
       return s;
     }
@@ -180,6 +185,9 @@ Status SchedulerCore<P>::initialise() noexcept {
     if (const Status s = start_recorder(groups); !s) {
       return s;
     }
+  }
+  if (watch_.is_on()) {
+    desk_.count_refusals(&watch_);
   }
   config_.flight_label = "";
   caps_.groups = {};
@@ -243,6 +251,9 @@ void SchedulerCore<P>::take_in(TimeNs now) noexcept {
 template <class P>
 void SchedulerCore<P>::accept(std::uint32_t slot, TimeNs now) noexcept {
   const bool is_cancelled = desk_.take_over(slot);
+  if (watch_.is_on()) {
+    watch_.take_in(desk_[slot]);
+  }
   if (flight_.is_on()) {
     record_request(slot, is_cancelled, now);
   }
@@ -291,6 +302,8 @@ void SchedulerCore<P>::enqueue(std::uint32_t slot) noexcept {
   record.bypassed = 0;
   record.retry_need = 0;
   record.load = {};
+  record.waits_since = now_;
+  record.wait_cause = WaitCause::None;
   waiting_tokens_ += record.prompt_length + record.outputs;
   push_waiting(slot);
 }

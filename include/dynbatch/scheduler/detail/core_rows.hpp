@@ -90,6 +90,9 @@ std::int32_t SchedulerCore<P>::take_row(std::uint32_t slot) noexcept {
   record.state = RequestState::Running;
   if (!record.was_admitted) {
     record.was_admitted = true;
+    if (watch_.is_on()) {
+      watch_.first_run(record, now_);
+    }
     desk_.leave_queue(slot);
     set_deadline(slot);
   }
@@ -307,6 +310,9 @@ void SchedulerCore<P>::preempt(std::int32_t row, Budget& budget) noexcept {
   ++record.preemptions;
   ++record.unreported_preemptions;
   counters_.preemptions.add(1);
+  if (watch_.is_on()) {
+    watch_.preempted(root_of(r));
+  }
   mark_dirty(r.slot);
   if (flight_.is_on()) {
     record_preempted(r);

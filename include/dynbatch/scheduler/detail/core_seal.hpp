@@ -50,8 +50,16 @@ void SchedulerCore<P>::count_chunks(const PlanRecord& record) noexcept {
       drafts += chunk.num_tokens - 1;
     } else {
       const RowState& r = rows_[static_cast<std::size_t>(chunk.row.value)];
-      again += max_of(min_of(chunk.context_length, r.recompute_end) - chunk.first_position, 0);
+      const std::int32_t old =
+          max_of(min_of(chunk.context_length, r.recompute_end) - chunk.first_position, 0);
+      again += old;
+      if (old > 0 && watch_.is_on()) {
+        watch_.recomputed(root_of(r), old);
+      }
     }
+  }
+  if (watch_.is_on()) {
+    watch_.planned(again, record.plan.work.prefill_tokens, now_);
   }
   counters_.draft_tokens.add(static_cast<std::uint64_t>(drafts));
   counters_.recomputed_tokens.add(static_cast<std::uint64_t>(again));

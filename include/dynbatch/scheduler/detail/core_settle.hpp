@@ -242,6 +242,9 @@ void SchedulerCore<P>::append_output(RowState& r, Token token, TimeNs now) noexc
   r.last_token_ns = now.ns;
   if (r.known++ == r.prompt_end) {
     r.first_token_ns = now.ns;
+    if (watch_.is_on()) {
+      watch_.first_token(root_of(r), now);
+    }
   }
   ++settled_outputs_;
   if (!r.is_dirty) {

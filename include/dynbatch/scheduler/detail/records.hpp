@@ -11,6 +11,7 @@
 #include <dynbatch/model/event.hpp>
 #include <dynbatch/model/load_wait.hpp>
 #include <dynbatch/model/request.hpp>
+#include <dynbatch/model/stats.hpp>
 #include <dynbatch/scheduler/config.hpp>
 
 #include <cstddef>
@@ -116,6 +117,14 @@ struct RequestRecord {
   FinishReason terminal_reason = FinishReason::None;  ///< Of the request.
   bool terminal_reported = false;
   Errc error = Errc::Ok;
+  TimeNs waits_since{};  ///< It was taken in, or lost its row.
+  // Statistics; the first sample's stand for the request.
+  std::uint64_t wait_look = 0;             ///< When `wait_cause` was noted.
+  WaitCause wait_cause = WaitCause::None;  ///< Why the newest look at it left it waiting.
+  bool is_ttft_judged = false;
+  bool is_tpot_judged = false;
+  bool is_tpot_missed = false;
+  std::uint32_t tenant_entry = 0;
 };
 
 enum class RowPhase : std::uint8_t {

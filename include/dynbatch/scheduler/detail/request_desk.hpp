@@ -12,8 +12,10 @@
 #include <dynbatch/model/sequence_content.hpp>
 #include <dynbatch/scheduler/config.hpp>
 #include <dynbatch/scheduler/detail/lock_free.hpp>
+#include <dynbatch/scheduler/detail/queue_gate.hpp>
 #include <dynbatch/scheduler/detail/records.hpp>
 #include <dynbatch/scheduler/detail/token_store.hpp>
+#include <dynbatch/scheduler/detail/watch.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -67,6 +69,8 @@ class RequestDesk {
     pool_ = pool;
     return tokens_.allocate_keys(block_tokens);
   }
+  /// At make(): counts what submit() refuses there.
+  void count_refusals(Watch* watch) noexcept { watch_ = watch; }
   /// The first `known` positions of a request's content.
   [[nodiscard]] SequenceContentView content(std::uint32_t slot, std::int64_t known) const noexcept {
     const RequestRecord& record = records_[slot];
@@ -128,7 +132,9 @@ class RequestDesk {
   void leave_queue(std::uint32_t slot) noexcept {
     queued_tokens_.fetch_sub(static_cast<std::uint64_t>(records_[slot].prompt_length),
                              std::memory_order_relaxed);
+    gate_.leave();
   }
+  QueueGate& gate() noexcept { return gate_; }
   /// Its terminal event was delivered: the id is free, the slot will be after retire().
   void forget_id(std::uint32_t slot) noexcept { ids_.erase(slot); }
   /// Frees the slots of a request and its pages; false if a cancel() is on its way into the inbox:
@@ -146,8 +152,14 @@ class RequestDesk {
                   std::span<const MediaSpan> media) noexcept;
   void fill_sample(std::uint32_t slot, std::uint32_t root, std::int64_t shared,
                    std::int64_t promised) noexcept;
-  Status reject(const Status& status) noexcept {
+  Status reject(const Request& request, Status status) noexcept {
     rejected_.fetch_add(1, std::memory_order_relaxed);
+    if (watch_ != nullptr) {
+      watch_->refuse(request.request_class, request.tenant);
+    }
+    if (status.code == Errc::QueueFull) {
+      status.retry_after = gate_.retry_after();
+    }
     return status;
   }
   [[nodiscard]] std::int64_t outputs_limit(const Request& r,
@@ -178,6 +190,8 @@ class RequestDesk {
   TokenStore tokens_;
   IndexStack free_slots_;
   IdTable ids_;
+  QueueGate gate_;
+  Watch* watch_ = nullptr;
   SlotInbox inbox_;
   SlotInbox cancelled_;
   std::size_t max_media_ = 0;
@@ -212,6 +226,7 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
     return {Errc::InvalidConfig, "max_queued_tokens", tokens, 0, "too many token pages"};
   }
   max_media_ = static_cast<std::size_t>(config.max_media_spans);
+  gate_.configure(config);
   for (const Status& s :
        {records_.allocate(slots, "max_live_requests"),
         media_.allocate(slots * max_media_, "max_media_spans"),
@@ -231,11 +246,11 @@ inline Status RequestDesk::allocate(const SchedulerConfig& config,
 inline Status RequestDesk::submit(const Request& request, Kind kind) noexcept {
   submitted_.fetch_add(1);
   if (is_closed() && kind == Kind::New) {
-    return reject({Errc::Closed, "", 0, 0, "the scheduler was closed"});
+    return reject(request, {Errc::Closed, "", 0, 0, "the scheduler was closed"});
   }
   std::int64_t prompt_length = 0;
   if (const Status s = admissible(request, kind, prompt_length); !s) {
-    return reject(s);
+    return reject(request, s);
   }
   const std::int64_t outputs = outputs_limit(request, prompt_length);
   const std::int64_t prompt_pages = this->prompt_pages(request, prompt_length);
@@ -247,14 +262,21 @@ inline Status RequestDesk::submit(const Request& request, Kind kind) noexcept {
   const std::int64_t shared = is_tokens ? prompt_length / page_tokens : prompt_pages;
   const std::int64_t all = promised + (request.num_samples - 1) * (promised - shared);
   if (all > tokens_.total_pages()) {
-    return reject({Errc::CanNeverFit, "max_queued_tokens",
-                   prompt_length + request.num_samples * outputs,
-                   tokens_.total_pages() * page_tokens, "more tokens than may be queued in all"});
+    return reject(
+        request,
+        {Errc::CanNeverFit, "max_queued_tokens", prompt_length + request.num_samples * outputs,
+         tokens_.total_pages() * page_tokens, "more tokens than may be queued in all"});
+  }
+  if (kind == Kind::Replayed) {
+    gate_.enter_anyway();
+  } else if (const Status s = gate_.enter(); !s) {
+    return reject(request, s);
   }
   if (!tokens_.promise(all)) {
-    return reject({Errc::QueueFull, "max_queued_tokens",
-                   prompt_length + request.num_samples * outputs,
-                   tokens_.total_pages() * page_tokens, "too many tokens are queued"});
+    gate_.give_back();
+    return reject(request, {Errc::QueueFull, "max_queued_tokens",
+                            prompt_length + request.num_samples * outputs,
+                            tokens_.total_pages() * page_tokens, "too many tokens are queued"});
   }
   std::uint32_t slots[kMaxSamples]{};
   std::int32_t taken = 0;
@@ -267,13 +289,14 @@ inline Status RequestDesk::submit(const Request& request, Kind kind) noexcept {
       free_slots_.push(slots[i]);
     }
     tokens_.unpromise(all);
-    return reject(has_slots
-                      ? Status{Errc::Duplicate, "id", static_cast<std::int64_t>(request.id.value),
-                               0, "this id is alive"}
-                      : Status{Errc::QueueFull, "max_live_requests",
-                               static_cast<std::int64_t>(records_.size()) + 1,
-                               static_cast<std::int64_t>(records_.size()),
-                               "too many requests are live"});
+    gate_.give_back();
+    return reject(request, has_slots ? Status{Errc::Duplicate, "id",
+                                              static_cast<std::int64_t>(request.id.value), 0,
+                                              "this id is alive"}
+                                     : Status{Errc::QueueFull, "max_live_requests",
+                                              static_cast<std::int64_t>(records_.size()) + 1,
+                                              static_cast<std::int64_t>(records_.size()),
+                                              "too many requests are live"});
   }
   tokens_.add_pages(slots[0], 0, prompt_pages);
   fill(slots[0], request, prompt_length, promised);
