@@ -245,7 +245,9 @@ class LawRun {
                                                   .share_permille = 300});
     tiered_.emplace(TieredPool<>::Config{.pool = {.num_blocks = blocks, .block_size = 4},
                                          .num_host_blocks = 60,
-                                         .min_load_blocks = 1});
+                                         .min_load_blocks = 1,
+                                         .load_block_ns = mix_.order % 3 == 0 ? 20'000 : 0,
+                                         .min_touches = 1 + mix_.order % 3});
     build_stored(blocks);
     grouped_.emplace(grouped());
     grouped_pins_.emplace(Pinning<GroupedPool<>>::Config{
@@ -355,6 +357,7 @@ class LawRun {
     config.pool = {.num_blocks = blocks, .block_size = 4};
     config.num_host_blocks = 30;
     config.min_load_blocks = 1;
+    config.min_touches = 1 + mix_.order % 3;
     config.tier.memory = executor_.slot_memory(config.num_host_blocks, 4);
     config.tier.load_deadline = milliseconds(20);
     config.tier.store_deadline = milliseconds(40);

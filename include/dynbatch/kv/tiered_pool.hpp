@@ -12,6 +12,7 @@
 #include <dynbatch/concepts/kv_cache_pool.hpp>
 #include <dynbatch/concepts/kv_tier.hpp>
 #include <dynbatch/kv/block_pool.hpp>
+#include <dynbatch/kv/detail/compute_time.hpp>
 #include <dynbatch/kv/detail/tier_link.hpp>
 #include <dynbatch/kv/tier_config.hpp>
 #include <dynbatch/model/kv_event.hpp>
@@ -31,11 +32,12 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Every full block of known content is written through to host memory with the plan after the one
-/// that computes it, so evicting a device block costs nothing and a preempted sequence finds its
-/// blocks again. A prefix that only host memory has is loaded with the plan that admits its
-/// request: `Pool` and the host index agree on content, never on ids. Plans carry the moves as
-/// GroupPlan::swaps, writes first; the host needs Capabilities::swap and in_order.
+/// Every full block of known content (Config::min_touches: of content that is used again) is
+/// written through to host memory with the plan after the one that computes it, so evicting a
+/// device block costs nothing and a preempted sequence finds its blocks again. A prefix that only
+/// host memory has is loaded with the plan that admits its request: `Pool` and the host index agree
+/// on content, never on ids. Plans carry the moves as GroupPlan::swaps, writes first; the host
+/// needs Capabilities::swap and in_order.
 ///
 /// A plan that is committed has moved; what an abandoned plan was to move counts as lost: the
 /// blocks it was to write are forgotten, the sequences it was to load start over. Host memory full
@@ -64,7 +66,14 @@ class TieredPool {
     std::int64_t num_host_blocks = 0;  ///< Blocks of host memory, in [1, 2^31 - 2].
     std::int32_t min_load_blocks = 4;  ///< Load only if host memory has so many blocks more than
                                        ///< the device; fewer are computed; >= 1.
-    TierConfig tier{};                 ///< Read only if there is an external tier.
+    /// Time to copy a block from host to device memory. A prefix is computed instead of loaded if
+    /// that is predicted to be faster, by the sizer's step cost, or `tier.token_ns` a token until
+    /// it is known; 0 = loading is always faster.
+    std::int64_t load_block_ns = 0;
+    /// Write a block when it is computed (1), or when its prefix is used for the so-many-th time:
+    /// less is written, and what is used once is computed again after an eviction or a preemption.
+    std::int32_t min_touches = 1;
+    TierConfig tier{};  ///< But for `token_ns` read only if there is an external tier.
 
     [[nodiscard]] constexpr Status validate() const noexcept {
       if (num_host_blocks < 1 || num_host_blocks > 2147483646) {
@@ -73,6 +82,15 @@ class TieredPool {
       }
       if (min_load_blocks < 1) {
         return {Errc::InvalidConfig, "min_load_blocks", min_load_blocks, 1, "must be at least 1"};
+      }
+      if (min_touches < 1) {
+        return {Errc::InvalidConfig, "min_touches", min_touches, 1, "must be at least 1"};
+      }
+      if (load_block_ns < 0) {
+        return {Errc::InvalidConfig, "load_block_ns", load_block_ns, 0, "must not be negative"};
+      }
+      if (tier.token_ns < 0) {
+        return {Errc::InvalidConfig, "tier.token_ns", tier.token_ns, 0, "must not be negative"};
       }
       if (const Status s = kHasTier ? tier.validate() : kOk; !s) {
         return s;
@@ -108,7 +126,14 @@ class TieredPool {
   /// `num_loaded` of the match come from host memory; `idle_blocks` counts the blocks they need.
   [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept;
   bool acquire(Row row, const PrefixMatch& match) noexcept;
-  bool extend(Row row, std::int64_t tokens) noexcept { return pool_.extend(row, tokens); }
+  bool extend(Row row, std::int64_t tokens) noexcept {
+    const std::size_t held = config_.min_touches > 1 ? pool_.table(0, row).size() : 0;
+    const bool is_extended = pool_.extend(row, tokens);
+    if (config_.min_touches > 1) {
+      forget_touches(row, held);
+    }
+    return is_extended;
+  }
   void publish(Row row, const SequenceContentView& content, std::int64_t tokens,
                PlanId plan) noexcept;
   void truncate(Row row, std::int64_t tokens) noexcept;
@@ -197,10 +222,11 @@ class TieredPool {
     return link_.next_end();
   }
   /// What it costs to compute instead.
-  void learn_cost(const StepCost& cost) noexcept
-    requires kHasTier
-  {
-    link_.learn_cost(cost);
+  void learn_cost(const StepCost& cost) noexcept {
+    cost_ = cost.is_known() ? cost : cost_;
+    if constexpr (kHasTier) {
+      link_.learn_cost(cost);
+    }
   }
   /// Computes the keys of a content's whole blocks as far as they are missing. Any thread that owns
   /// the content; the scheduler does it in submit(). O(blocks without a key).
@@ -255,6 +281,23 @@ class TieredPool {
     }
     moves_.clear();
   }
+  /// Blocks of the row's table from `first` on hold something new.
+  void forget_touches(Row row, std::size_t first) noexcept {
+    const std::span<const BlockId> table = pool_.table(0, row);
+    for (std::size_t i = first; i < table.size(); ++i) {
+      touches_[static_cast<std::size_t>(table[i].value)] = 0;
+    }
+  }
+  void count_touches(Row row, std::int64_t found) noexcept;
+  /// Whether loading `more` blocks behind `held` ones is predicted to be faster than computing
+  /// them.
+  [[nodiscard]] bool is_load_faster(std::int64_t held, std::int64_t more) const noexcept {
+    return config_.load_block_ns == 0 ||
+           saturating_mul(more, config_.load_block_ns) <
+               detail::compute_time(cost_, config_.tier.token_ns, held * block_size_,
+                                    more * block_size_)
+                   .ns;
+  }
   void write_through(Row row, std::int64_t first, std::int64_t end, PlanId plan) noexcept;
   void cancel(Row row, std::int64_t first, bool with_writes) noexcept;
 
@@ -262,12 +305,16 @@ class TieredPool {
   Pool pool_;
   BlockPool<> host_;         // rows as in pool_: a row's table there are its leading blocks in host
   FixedVector<Move> moves_;  // not told yet, oldest first
+  // Only where min_touches is above 1.
+  Buffer<std::int32_t> touches_;  // by device block: how often its content was found
+  Buffer<std::int32_t> worth_;    // by row: leading blocks that were found often enough
   struct NoLink {
     explicit NoLink(Tier tier) noexcept { static_cast<void>(tier); }
   };
   [[no_unique_address]] std::conditional_t<kHasTier, detail::TierLink<Tier>, NoLink> link_;
   PrefixMatch device_match_{};
   PrefixMatch host_match_{};
+  StepCost cost_{};
   std::int64_t block_size_ = 1;
   std::uint64_t num_loaded_ = 0;
 };

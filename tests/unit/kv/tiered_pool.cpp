@@ -53,6 +53,12 @@ TEST_CASE("TieredPool names what it cannot work with") {
   CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4, .min_load_blocks = 0}) ==
         "min_load_blocks");
   CHECK(field({.num_host_blocks = 4}) == "num_blocks");
+  CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4, .load_block_ns = -1}) ==
+        "load_block_ns");
+  CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4, .min_touches = 0}) ==
+        "min_touches");
+  CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4, .tier = {.token_ns = -1}}) ==
+        "tier.token_ns");
   CHECK(field({.pool = {.num_blocks = 4, .prefix_caching = false}, .num_host_blocks = 4}) ==
         "pool");
   CHECK(field({.pool = {.num_blocks = 4}, .num_host_blocks = 4}, false) == "capabilities.in_order");
@@ -186,4 +192,77 @@ TEST_CASE("Pins are dropped with everything else, whether there is a store or no
   };
   run(plain);
   run(stored);
+}
+
+TEST_CASE("Blocks that are worth it only when used again are written then, parents first") {
+  const std::int32_t least = GENERATE(2, 3);
+  TieredPool<> pool(
+      {.pool = {.num_blocks = 40, .block_size = 4}, .num_host_blocks = 20, .min_touches = least});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  const Content a(count_from(1, 26), 24);
+  std::uint64_t plan = 1;
+  const auto use = [&](const Content& content) {
+    const std::vector<BlockSwap> swaps = pass(pool, content, plan);
+    plan += 2;
+    return swaps.size();
+  };
+  CHECK(use(a) == 0);  // computed: the first use
+  for (std::int32_t n = 2; n < least; ++n) {
+    CHECK(use(a) == 0);
+  }
+  CHECK(use(a) == 6);
+  CHECK(pool.stats().host_blocks == 6);
+  CHECK(use(a) == 0);  // host memory has them
+  // Another prompt shares the first three blocks: they are there, its own three are new.
+  std::vector<Token> tokens = count_from(1, 12);
+  const std::vector<Token> rest = count_from(900, 14);
+  tokens.insert(tokens.end(), rest.begin(), rest.end());
+  const Content b(tokens, 24);
+  for (std::int32_t n = 1; n < least; ++n) {
+    CHECK(use(b) == 0);
+  }
+  CHECK(use(b) == 3);
+  CHECK(pool.stats().host_blocks == 9);
+}
+
+TEST_CASE("A block that holds something else starts to count anew") {
+  TieredPool<> pool(
+      {.pool = {.num_blocks = 5, .block_size = 4}, .num_host_blocks = 20, .min_touches = 2});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  // Three prompts take turns in the same five blocks: nobody finds anything again.
+  for (std::uint64_t i = 0; i < 9; ++i) {
+    const Content content(count_from(static_cast<Token>(1000 * (i % 3)), 18), 16);
+    CHECK(pass(pool, content, 2 * i + 1).empty());
+  }
+  CHECK(pool.stats().host_blocks == 0);
+}
+
+TEST_CASE("What is computed faster than loaded is computed") {
+  // 0.1 ms a token: a block of 4 takes 0.4 ms.
+  StepCost cost;
+  cost.fixed_ns = 50'000'000;  // is there in any case
+  cost.prefill_token_ps = 100'000'000;
+  cost.version = 1;
+  const auto loaded = [](std::int64_t load_block_ns, const StepCost& learned) {
+    TieredPool<> pool({.pool = {.num_blocks = 5, .block_size = 4},
+                       .num_host_blocks = 20,
+                       .min_load_blocks = 1,
+                       .load_block_ns = load_block_ns,
+                       .tier = {.token_ns = 10'000}});
+    REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+    pool.learn_cost(learned);
+    const Content a(count_from(1, 18), 16);
+    pass(pool, a, 1);
+    pass(pool, Content(count_from(500, 18), 16), 2);
+    return pool.match(a.view(), 17).num_loaded;
+  };
+  CHECK(loaded(0, {}) == 16);
+  CHECK(loaded(39'999, {}) == 16);  // token_ns until the cost is known
+  CHECK(loaded(40'000, {}) == 0);
+  CHECK(loaded(399'999, cost) == 16);
+  CHECK(loaded(400'000, cost) == 0);
+  StepCost attention = cost;
+  attention.attention_pair_fs = 1'000'000'000;  // 1 us a pair: 128 us more for 16 tokens
+  CHECK(loaded(400'000, attention) == 16);
+  CHECK(loaded(432'000, attention) == 0);
 }

@@ -26,6 +26,10 @@ struct OptionalLoads {
         { p.learn_cost(cost) } noexcept -> std::same_as<void>;
         { cp.name_blocks(content) } noexcept -> std::same_as<void>;
       };
+  /// Whether the model decides by what computing costs.
+  static constexpr bool kLearnsCost = requires(P& p, const StepCost& cost) {
+    { p.learn_cost(cost) } noexcept -> std::same_as<void>;
+  };
   /// Any thread.
   static void name_blocks(const P& pool, const SequenceContentView& content) noexcept {
     if constexpr (kHasLoads) {
@@ -55,7 +59,7 @@ struct OptionalLoads {
     }
   }
   static void learn_cost(P& pool, const StepCost& cost) noexcept {
-    if constexpr (kHasLoads) {
+    if constexpr (kLearnsCost) {
       pool.learn_cost(cost);
     }
   }

@@ -13,6 +13,7 @@
 #include <dynbatch/kv/block_keys.hpp>
 #include <dynbatch/kv/block_pool.hpp>
 #include <dynbatch/kv/circuit_breaker.hpp>
+#include <dynbatch/kv/detail/compute_time.hpp>
 #include <dynbatch/kv/detail/host_slots.hpp>
 #include <dynbatch/kv/detail/tier_estimate.hpp>
 #include <dynbatch/kv/tier_config.hpp>

@@ -159,11 +159,7 @@ bool TierLink<Tier>::is_worth(const Work& work, std::int64_t blocks) const noexc
     return false;
   }
   const std::int64_t tokens = gain * block_size_;
-  const DurationNs compute =
-      cost_.is_known() ? cost_.predict({.prefill_tokens = tokens,
-                                        .attention_pairs =
-                                            chunk_attention_pairs(work.best * block_size_, tokens)})
-                       : DurationNs{saturating_mul(tokens, config_.token_ns)};
+  const DurationNs compute = compute_time(cost_, config_.token_ns, work.best * block_size_, tokens);
   const bool is_free = !cost_.is_known() && config_.token_ns == 0;
   return is_free || estimate_.is_stale(now_) || estimate_.fetch(blocks) < compute;
 }

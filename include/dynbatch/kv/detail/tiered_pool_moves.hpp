@@ -25,6 +25,11 @@ Status TieredPool<Pool, Tier>::attach(const PoolAttachment& attachment) noexcept
   s = s ? host_.attach(host) : s;
   const auto moves = static_cast<std::size_t>(max_swaps(attachment, block_size_));
   s = s ? moves_.allocate(moves, "max_context_tokens") : s;
+  if (config_.min_touches > 1) {
+    const std::int64_t blocks = s ? pool_.stats().total_blocks : 0;
+    s = s ? touches_.allocate(static_cast<std::size_t>(blocks), "num_blocks") : s;
+    s = s ? worth_.allocate(static_cast<std::size_t>(attachment.max_rows), "max_rows") : s;
+  }
   if constexpr (kHasTier) {
     s = s ? link_.attach(config_.tier, attachment, config_.num_host_blocks,
                          static_cast<std::int32_t>(block_size_), moves)
@@ -46,7 +51,8 @@ PrefixMatch TieredPool<Pool, Tier>::match(const SequenceContentView& content,
   const std::int64_t more = host_match_.num_blocks - device_match_.num_blocks;
   const bool has_room = moves_.size() + static_cast<std::size_t>(max_of<std::int64_t>(more, 0)) <
                         moves_.capacity() / 2;
-  if (more >= config_.min_load_blocks && host_match_.newest_pending == kNoPlan && has_room) {
+  if (more >= config_.min_load_blocks && host_match_.newest_pending == kNoPlan && has_room &&
+      is_load_faster(device_match_.num_blocks, more)) {
     result.drop_copy();  // what is copied lies where the loads begin
     result.num_blocks = host_match_.num_blocks;
     result.num_tokens = host_match_.num_tokens;
@@ -69,6 +75,9 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   if (!pool_.acquire(row, device)) {
     return false;
   }
+  if (config_.min_touches > 1) {
+    count_touches(row, device.num_blocks);
+  }
   PrefixMatch host = host_match_;
   host.num_blocks =
       match.ticket == device_match_.ticket ? min_of(match.num_blocks, host_match_.num_blocks) : 0;
@@ -82,7 +91,7 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   if (!is_loading) {
     return true;
   }
-  if (!has_host || !pool_.extend(row, match.num_blocks * block_size_)) {
+  if (!has_host || !extend(row, match.num_blocks * block_size_)) {
     pool_.release(row);
     host_.release(row);
     return false;
@@ -97,13 +106,32 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   return true;
 }
 
+/// A row has found its first `found` blocks. Those that were found often enough by now will be
+/// written with what it publishes: its leading ones, so that parents come before children.
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::count_touches(Row row, std::int64_t found) noexcept {
+  const std::span<const BlockId> table = pool_.table(0, row);
+  std::int32_t worth = 0;
+  for (std::int64_t i = 0; i < found; ++i) {
+    std::int32_t& touches =
+        touches_[static_cast<std::size_t>(table[static_cast<std::size_t>(i)].value)];
+    touches = min_of(touches + 1, config_.min_touches);
+    worth += worth == i && touches + 1 >= config_.min_touches ? 1 : 0;
+  }
+  forget_touches(row, static_cast<std::size_t>(found));  // a block to copy to
+  worth_[static_cast<std::size_t>(row.value)] = worth;
+}
+
 template <class Pool, class Tier>
 void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content,
                                      std::int64_t tokens, PlanId plan) noexcept {
   pool_.publish(row, content, tokens, plan);
   const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
-  const std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
-                                  static_cast<std::int64_t>(pool_.table(0, row).size()));
+  std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
+                            static_cast<std::int64_t>(pool_.table(0, row).size()));
+  if (config_.min_touches > 1) {
+    end = min_of<std::int64_t>(end, end > 0 ? worth_[static_cast<std::size_t>(row.value)] : 0);
+  }
   if (end <= held || moves_.size() + static_cast<std::size_t>(end - held) > moves_.capacity() ||
       !host_.extend(row, end * block_size_)) {
     return;  // not now: a later block takes them along
@@ -160,6 +188,9 @@ Status TieredPool<Pool, Tier>::fork(Row from, Row to, std::int64_t tokens) noexc
   if (const Status s = pool_.fork(from, to, tokens); !s) {
     return s;
   }
+  if (config_.min_touches > 1) {
+    forget_touches(to, static_cast<std::size_t>(max_of<std::int64_t>(tokens, 0) / block_size_));
+  }
   const std::int64_t whole = min_of(static_cast<std::int64_t>(host_.table(0, from).size()),
                                     max_of<std::int64_t>(tokens, 0) / block_size_);
   return whole > 0 ? host_.fork(from, to, whole * block_size_) : kOk;
@@ -178,6 +209,9 @@ void TieredPool<Pool, Tier>::release(Row row) noexcept {
   }
   for (Move& move : moves_) {
     move.row = move.row == row ? kNoRow : move.row;  // the next sequence there is another one
+  }
+  if (row.value >= 0 && static_cast<std::size_t>(row.value) < worth_.size()) {
+    worth_[static_cast<std::size_t>(row.value)] = 0;
   }
   pool_.release(row);
   host_.release(row);

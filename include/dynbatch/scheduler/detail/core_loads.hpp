@@ -40,8 +40,10 @@ void SchedulerCore<P>::stop_loading(std::uint32_t slot) noexcept {
 /// Loads that have ended send their requests back into the queue.
 template <class P>
 void SchedulerCore<P>::wake_loaded() noexcept {
-  if constexpr (PoolLoads::kHasLoads) {
+  if constexpr (PoolLoads::kLearnsCost) {
     PoolLoads::learn_cost(policies_.pool, policies_.sizer.cost());
+  }
+  if constexpr (PoolLoads::kHasLoads) {
     for (std::uint64_t ended = PoolLoads::take_ended_loads(policies_.pool); ended != 0;
          ended &= ended - 1) {
       const auto load = static_cast<std::size_t>(std::countr_zero(ended));
