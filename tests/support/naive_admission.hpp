@@ -30,7 +30,7 @@ class Admissions : public Chunks {
     };
     std::vector<Passed> passed;
     if (pause_ != 0) {
-      if (!queue().empty()) {
+      if (!queue().empty() && queue()[0]->is_late == takes_late) {
         note_blocked(*queue()[0], WaitCause::Paused);
       }
       return;

@@ -70,7 +70,8 @@ TEST_CASE("A started prompt that is late lets others pass, and gets what they le
   CHECK(s.check());
 }
 
-TEST_CASE("Nobody is late for ever: after its patience the late part comes first", "[scheduler]") {
+TEST_CASE("Nobody is late for ever, as the late part comes first after its patience",
+          "[scheduler]") {
   constexpr std::int32_t kPatience = 5;
   const bool is_started = GENERATE(false, true);
   SmallScheduler s = make_patient(kPatience);

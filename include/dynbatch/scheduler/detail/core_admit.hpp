@@ -17,7 +17,7 @@ template <class P>
 void SchedulerCore<P>::admit(PlanRecord& record, const BatchLimits& limits, Budget& budget,
                              bool is_late) noexcept {
   if (pause_seen_ != 0) {
-    if (!waiting_.empty()) {
+    if (!waiting_.empty() && desk_[waiting_.top()].is_late == is_late) {
       note_blocked(waiting_.top(), WaitCause::Paused);
     }
     return;
