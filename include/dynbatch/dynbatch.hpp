@@ -99,6 +99,7 @@
 #include <dynbatch/scheduler/presets/trtllm.hpp>
 #include <dynbatch/scheduler/presets/vllm.hpp>
 #include <dynbatch/scheduler/presets/xllm.hpp>
+#include <dynbatch/scheduler/profile.hpp>
 #include <dynbatch/scheduler/rule_presets.hpp>
 #include <dynbatch/scheduler/run_step.hpp>
 #include <dynbatch/scheduler/scheduler.hpp>

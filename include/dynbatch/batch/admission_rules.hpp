@@ -5,6 +5,7 @@
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
 #include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
 #include <dynbatch/concepts/admission.hpp>
 
 #include <cstdint>
@@ -42,6 +43,10 @@ struct AdmissionRules {
   /// Requests whose first token can't be in time any more stand behind all others, but come first
   /// after so many steps that left nothing for them; >= 0, 0 = they keep their place.
   std::int32_t late_patience = 0;
+  /// A request counts as having come so much later for each class below Interactive: it starts
+  /// before better ones that arrive more than that after it. >= 0, 0 = classes are equal.
+  /// FcfsAdmission only; the other orders have ranks of their own.
+  DurationNs class_delay{};
   /// Blocks that must be left over when a preempted request comes back; doubled for each further
   /// preemption of it, ignored while nothing runs. So it comes back at most 1 + log2(pool / this)
   /// times before it has the pool to itself. 0 = none.
@@ -80,6 +85,9 @@ struct AdmissionRules {
     }
     if (max_bypass < 0) {
       return {Errc::InvalidConfig, "max_bypass", max_bypass, 0, "must not be negative"};
+    }
+    if (class_delay.ns < 0) {
+      return {Errc::InvalidConfig, "class_delay", class_delay.ns, 0, "must not be negative"};
     }
     if (late_patience < 0) {
       return {Errc::InvalidConfig, "late_patience", late_patience, 0, "must not be negative"};

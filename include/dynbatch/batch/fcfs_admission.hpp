@@ -4,6 +4,8 @@
 /// FcfsAdmission: first come, first served.
 #include <dynbatch/base/config.hpp>
 #include <dynbatch/base/error.hpp>
+#include <dynbatch/base/math.hpp>
+#include <dynbatch/base/time.hpp>
 #include <dynbatch/batch/admission_rules.hpp>
 #include <dynbatch/concepts/admission.hpp>
 
@@ -11,7 +13,9 @@
 
 namespace dynbatch::inline DYNBATCH_ABI {
 
-/// Requests start in the order of submission; the last admitted gives way first. Stateless, O(1).
+/// Requests start in the order of submission; the last admitted gives way first. With
+/// `class_delay` the order is that of arrival plus delay, and the last in it gives way. Stateless,
+/// O(1); victim() with `class_delay` O(candidates).
 class FcfsAdmission : public RuledAdmission {
  public:
   using Config = AdmissionRules;
@@ -25,11 +29,31 @@ class FcfsAdmission : public RuledAdmission {
     }
   }
 
-  /// Equal for all: the queue then orders by submission.
-  [[nodiscard]] AdmissionKey key(const AdmissionRequest& /*request*/) noexcept { return {}; }
-  /// The last admitted.
-  [[nodiscard]] std::int32_t victim(const VictimList& /*candidates*/) const noexcept { return 0; }
+  /// Equal for all, and the queue then orders by submission; or arrival plus delay of the class.
+  [[nodiscard]] AdmissionKey key(const AdmissionRequest& request) noexcept {
+    return rank(request, rules().class_delay);
+  }
+  /// The last admitted, or the last by rank.
+  [[nodiscard]] std::int32_t victim(const VictimList& candidates) const noexcept {
+    const DurationNs delay = rules().class_delay;
+    return delay.ns == 0 ? 0
+                         : worst_of(candidates, [delay](const AdmissionRequest& request) noexcept {
+                             return rank(request, delay);
+                           });
+  }
   [[nodiscard]] const Config& config() const noexcept { return rules(); }
+
+ private:
+  [[nodiscard]] static AdmissionKey rank(const AdmissionRequest& request,
+                                         DurationNs delay) noexcept {
+    return delay.ns == 0
+               ? AdmissionKey{}
+               : AdmissionKey{
+                     saturating_sum(request.arrival.ns,
+                                    saturating_mul(static_cast<std::int64_t>(request.request_class),
+                                                   delay.ns)),
+                     0};
+  }
 };
 
 static_assert(Admission<FcfsAdmission>);

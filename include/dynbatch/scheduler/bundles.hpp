@@ -15,6 +15,7 @@
 #include <dynbatch/scheduler/presets/trtllm.hpp>
 #include <dynbatch/scheduler/presets/vllm.hpp>
 #include <dynbatch/scheduler/presets/xllm.hpp>
+#include <dynbatch/scheduler/profile.hpp>
 #include <dynbatch/scheduler/rule_presets.hpp>
 
 #include <cstddef>
@@ -69,11 +70,29 @@ struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
   static constexpr const char* kName = "dynbatch";
   static constexpr const char* kOptions =
       "alpha, max_prefill_tokens, min_prefill_tokens, max_prefill_seqs, max_decode_seqs, "
-      "late_patience, watermark_permille, max_bypass";
+      "late_patience, watermark_permille, max_bypass, "
+      "profile (balanced|interactive|throughput|mixed)";
 
-  constexpr DynbatchBundle() noexcept {
+  constexpr DynbatchBundle() noexcept : DynbatchBundle(Profile::Balanced) {}
+  constexpr explicit DynbatchBundle(Profile profile) noexcept {
     admission.watermark_permille = 40;
     admission.late_patience = 32;
+    switch (profile) {
+      case Profile::Balanced:
+        break;
+      case Profile::Interactive:
+        sizer.max_prefill_sequences = 128;
+        sizer.max_decode_sequences = 32;
+        sizer.max_prefill_tokens = 1024;
+        break;
+      case Profile::Throughput:
+        sizer.min_prefill_tokens = sizer.max_prefill_tokens;
+        admission.late_patience = 0;
+        break;
+      case Profile::Mixed:
+        admission.class_delay = seconds(60);
+        break;
+    }
   }
 
   /// Sets one option; a typed error names the key (unknown keys: field "option").
@@ -101,6 +120,9 @@ struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
       return detail::parse_option(value, "max_decode_seqs", 1, detail::kMostInt32,
                                   sizer.max_decode_sequences);
     }
+    if (key == "profile") {
+      return set_profile(value);
+    }
     if (key == "late_patience") {
       return detail::parse_option(value, "late_patience", 0, detail::kMostInt32,
                                   admission.late_patience);
@@ -114,7 +136,21 @@ struct DynbatchBundle : BundleBase<DynamicSizer, FcfsAdmission> {
     }
     return {Errc::InvalidArgument, "option", 0, 0,
             "unknown option; dynbatch knows: alpha, max_prefill_tokens, min_prefill_tokens, "
-            "max_prefill_seqs, max_decode_seqs, late_patience, watermark_permille, max_bypass"};
+            "max_prefill_seqs, max_decode_seqs, late_patience, watermark_permille, max_bypass, "
+            "profile"};
+  }
+
+ private:
+  /// All values at once: what else is set comes after it.
+  [[nodiscard]] constexpr Status set_profile(std::string_view value) noexcept {
+    for (const ProfileName& known : kProfiles) {
+      if (known.name == value) {
+        *this = DynbatchBundle(known.profile);
+        return kOk;
+      }
+    }
+    return {Errc::InvalidArgument, "profile", 0, 0,
+            "is balanced, interactive, throughput or mixed"};
   }
 };
 

@@ -44,6 +44,7 @@ TEST_CASE("first come first served obeys the laws in every configuration", "[bat
   config.split_prompts = split;
   config.reserve_tokens = random.between(1, 10'000);
   config.watermark_permille = static_cast<std::int32_t>(random.between(0, 999));
+  config.class_delay = {random.between(0, 1) * random.between(0, 1'000'000'000)};
   config.late_patience = static_cast<std::int32_t>(random.between(0, 9));
   config.max_chunk_tokens = split ? random.between(0, 4096) : 0;
   config.chunk_unit = static_cast<std::int32_t>(random.between(0, 128));

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 using namespace dynbatch;
 
@@ -38,6 +39,39 @@ TEST_CASE("keys are equal, so that the queue orders by submission", "[batch]") {
   late.arrival = {1'000};
   late.priority = -5;
   CHECK(admission.key(early) == admission.key(late));
+}
+
+TEST_CASE("a class below counts as having come later", "[batch]") {
+  FcfsAdmission admission({.class_delay = seconds(60)});
+  AdmissionRequest person;
+  person.arrival = TimeNs{seconds(59).ns};
+  AdmissionRequest job;
+  job.request_class = RequestClass::Batch;
+  CHECK(admission.key(person) < admission.key(job));  // comes 59 s later and starts first
+  person.arrival = TimeNs{seconds(61).ns};
+  CHECK(admission.key(job) < admission.key(person));  // but nobody waits for ever
+  AdmissionRequest background = job;
+  background.request_class = RequestClass::Background;
+  CHECK(admission.key(job) < admission.key(background));
+  AdmissionRequest far = job;
+  far.arrival = kNever;
+  CHECK(admission.key(far).primary == kNever.ns);  // saturates
+}
+
+TEST_CASE("with a delay of classes the last by rank gives way", "[batch]") {
+  std::vector<VictimCandidate> candidates(3);
+  candidates[0].request.arrival = TimeNs{30};  // the last admitted
+  candidates[1].request.request_class = RequestClass::Batch;
+  candidates[2].request.arrival = TimeNs{10};
+  const VictimList list(
+      &candidates,
+      [](const void* context, std::int32_t i) noexcept {
+        return (*static_cast<const std::vector<VictimCandidate>*>(
+            context))[static_cast<std::size_t>(i)];
+      },
+      3);
+  CHECK(FcfsAdmission().victim(list) == 0);
+  CHECK(FcfsAdmission({.class_delay = seconds(1)}).victim(list) == 1);
 }
 
 TEST_CASE("each reservation asks for what its name says", "[batch]") {

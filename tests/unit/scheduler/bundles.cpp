@@ -117,6 +117,31 @@ TEST_CASE("options reach the policies that are made", "[scheduler]") {
   CHECK(ours.make_admission().max_bypass() == 2);
 }
 
+TEST_CASE("a profile is one word, and what is set behind it counts", "[scheduler]") {
+  const auto interactive = configured<DynbatchBundle>("dynbatch:profile=interactive");
+  CHECK(interactive.make_sizer().config().max_prefill_sequences == 128);
+  CHECK(interactive.make_sizer().config().max_decode_sequences == 32);
+  CHECK(interactive.make_sizer().config().max_prefill_tokens == 1024);
+  CHECK(interactive.validate());
+  const auto throughput = configured<DynbatchBundle>("dynbatch:profile=throughput");
+  CHECK(throughput.make_sizer().config().min_prefill_tokens ==
+        throughput.make_sizer().config().max_prefill_tokens);
+  CHECK(throughput.make_admission().late_patience() == 0);
+  CHECK(throughput.validate());
+  const auto mixed = configured<DynbatchBundle>("dynbatch:profile=mixed:late_patience=5");
+  CHECK(mixed.make_admission().config().class_delay == seconds(60));
+  CHECK(mixed.make_admission().late_patience() == 5);
+  CHECK(mixed.make_sizer().config().max_decode_sequences == 0);
+  CHECK(mixed.validate());
+  const auto balanced = configured<DynbatchBundle>("dynbatch:profile=balanced");
+  CHECK(balanced.make_admission().config().class_delay.ns == 0);
+  CHECK(balanced.make_admission().late_patience() == DynbatchBundle().admission.late_patience);
+  DynbatchBundle bundle;
+  const Status status = bundle.set("profile", "fast");
+  CHECK(status.code == Errc::InvalidArgument);
+  CHECK(std::string(status.field) == "profile");
+}
+
 TEST_CASE("the rules of other engines reach the policies that are made", "[scheduler]") {
   const auto orca = configured<OrcaBundle>("orca").make_admission().config();
   CHECK(orca.compose == FcfsAdmission::Compose::PrefillFirst);
