@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two classes of requests on one engine with 16 places: people who wait for the first token, and a
 // job of 120 long requests that only wants to get done. First come, first served makes people wait
-// behind the job. By deadline they pass its queue, but still wait for a place. With priorities and
-// displacement they take one: what the job loses it finds again in the prefix cache.
+// behind the job. By class or by deadline they pass its queue, but still wait for a place. With
+// priorities and displacement they take one: what the job loses it finds again in the prefix cache.
 //
 // Output:
 // first come  3 of 40 people in time, median first token 8.4 s; job done after 19.9 s
+// by class    22 of 40 people in time, median first token 0.4 s; job done after 20.3 s
 // by deadline 22 of 40 people in time, median first token 0.4 s; job done after 20.3 s
 // displacing  40 of 40 people in time, median first token 0.0 s; job done after 19.9 s
 #include <dynbatch/dynbatch.hpp>
@@ -131,6 +132,7 @@ void serve(const char* name, const Admission& admission) {
 
 int main() {
   serve("first come", dynbatch::FcfsAdmission());
+  serve("by class", dynbatch::FcfsAdmission({.class_delay = dynbatch::seconds(60)}));
   serve("by deadline", dynbatch::EarliestDeadline());
   serve("displacing", dynbatch::PriorityAging({.aging = dynbatch::seconds(1), .displace = true}));
 }
