@@ -5,7 +5,7 @@
 //
 // Output:
 // chunked   2.3k tok/s, TTFT p99 1.1 s, 98 % in time
-// dynbatch  2.3k tok/s, TTFT p99 0.8 s, 98 % in time
+// dynbatch  2.3k tok/s, TTFT p99 1.2 s, 100 % in time
 // aimd      2.3k tok/s, TTFT p99 1.7 s, 100 % in time
 #include <dynbatch/concepts/batch_sizer.hpp>
 #include <dynbatch/scheduler/bundles.hpp>
