@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace dynbatch;
@@ -486,4 +487,52 @@ TEST_CASE("memory holds what runs and grows, less what is expected to have ended
     CHECK(static_cast<double>(sizer.limits(in).max_decode_sequences) ==
           Approx(expected).epsilon(0.04));
   }
+}
+
+TEST_CASE("the number of sequences settles, stays within a band, and finds back by itself",
+          "[batch]") {
+  // An engine in the loop: 8 ms a step and 0.2 ms a row, so 110 rows keep a limit of 30 ms; 3 % of
+  // noise. For a time each step takes twice as long.
+  DynamicSizer sizer;
+  SplitMix64 random(9);
+  TimeNs now{};
+  std::int32_t running = 1;
+  const auto serve = [&](DurationNs time, std::int64_t percent) {
+    std::int32_t least = std::numeric_limits<std::int32_t>::max();
+    std::int32_t most = 0;
+    const TimeNs half = now + DurationNs{time.ns / 2};
+    for (const TimeNs end = now + time; now < end;) {
+      SizerInput in = idle_engine(now);
+      in.max_sequences = 512;
+      in.num_decoding = running;
+      in.decoding_kv_tokens = running * std::int64_t{1000};
+      in.next_token_due = now + milliseconds(random.between(0, 60));
+      in.least_tpot = milliseconds(30);
+      in.num_waiting = 1000;
+      in.waiting_prompt_tokens = 1'000'000;
+      const std::int32_t limit = sizer.limits(in).max_decode_sequences;
+      running = std::clamp(limit, running - 8, running + 8);  // some end, some are admitted
+      StepFeedback fb;
+      fb.work.decode_rows = running;
+      fb.work.kv_tokens = running * std::int64_t{1000};
+      fb.measured = {(8'000'000 + 200'000 * fb.work.decode_rows) * percent / 100 *
+                     random.between(970, 1030) / 1000};
+      now = now + fb.measured;
+      fb.now = now;
+      sizer.observe(fb);
+      if (now >= half) {
+        least = std::min(least, limit);
+        most = std::max(most, limit);
+      }
+    }
+    return std::pair(least, most);
+  };
+  const auto is_near = [](std::pair<std::int32_t, std::int32_t> seen, std::int32_t wanted) {
+    INFO("from " << seen.first << " to " << seen.second << ", wanted about " << wanted);
+    CHECK(seen.first >= wanted * 9 / 10);
+    CHECK(seen.second <= wanted * 11 / 10 + 1);
+  };
+  is_near(serve(seconds(20), 100), 110);
+  is_near(serve(seconds(20), 200), 35);  // 16 ms + 0.4 ms a row
+  is_near(serve(seconds(20), 100), 110);
 }
