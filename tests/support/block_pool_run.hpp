@@ -461,6 +461,15 @@ class BlockPoolRun {
     ++(expected == Errc::Ok ? counts_.pins : counts_.refused_pins);
   }
 
+  template <class Match>
+  void acquire_pin(int row, const Match& m, std::size_t blocks) {
+    const std::uint64_t queried = model_.queried_tokens;
+    const std::uint64_t hit = model_.hit_tokens;
+    model_.acquire(row, m, blocks, nullptr);
+    model_.queried_tokens = queried;
+    model_.hit_tokens = hit;
+  }
+
   Errc expect_pin(const Story& story, std::int64_t tokens, std::int64_t until) {
     const auto wanted = static_cast<std::size_t>(tokens / kStoryBlock);
     const auto limit = static_cast<std::int64_t>(wanted) * kStoryBlock;
@@ -468,9 +477,9 @@ class BlockPoolRun {
     if (wanted == 0 || m.blocks.size() < wanted || m.newest != 0) {
       return Errc::NotFound;
     }
-    // Looking at a prefix is a use of it.
+    // Looking at a prefix is a use of it, but no query.
     const int trial = kRows + kPins;
-    model_.acquire(trial, m, wanted, nullptr);
+    acquire_pin(trial, m, wanted);
     model_.release(trial);
     int unused = -1;
     for (int pin = kPins; pin-- > 0;) {
@@ -487,7 +496,7 @@ class BlockPoolRun {
     if (unused < 0 || num_pinned() + static_cast<std::int64_t>(wanted) > most) {
       return Errc::QueueFull;
     }
-    model_.acquire(kRows + unused, m, wanted, nullptr);
+    acquire_pin(kRows + unused, m, wanted);
     pin_ends_[static_cast<std::size_t>(unused)] = until;
     return Errc::Ok;
   }

@@ -75,6 +75,7 @@ class Pinning {
       pin = Pin{};
     }
     num_pinned_ = 0;
+    pin_queries_ = pin_hits_ = 0;
     first_end_ = kNever;
     return s;
   }
@@ -173,6 +174,8 @@ class Pinning {
   [[nodiscard]] PoolStats stats() const noexcept {
     PoolStats s = pool_.stats();
     s.pinned_blocks = num_pinned_;
+    s.prefix_queries_tokens -= pin_queries_;
+    s.prefix_hit_tokens -= pin_hits_;
     return s;
   }
   [[nodiscard]] Status check() const noexcept {
@@ -258,6 +261,15 @@ class Pinning {
     }
     return true;
   }
+  // acquire() for a pin: no request has asked, so it counts neither as a query nor as a hit.
+  bool acquire_pin(Row row, const PrefixMatch& match) noexcept {
+    const PoolStats before = pool_.stats();
+    const bool is_acquired = pool_.acquire(row, match);
+    const PoolStats after = pool_.stats();
+    pin_queries_ += after.prefix_queries_tokens - before.prefix_queries_tokens;
+    pin_hits_ += after.prefix_hit_tokens - before.prefix_hit_tokens;
+    return is_acquired;
+  }
   void drop_pins(TimeNs now) noexcept {
     first_end_ = kNever;
     for (std::size_t i = 0; i < pins_.size(); ++i) {
@@ -276,6 +288,8 @@ class Pinning {
   Pool pool_;
   Buffer<Pin> pins_;
   std::int64_t num_pinned_ = 0;
+  std::uint64_t pin_queries_ = 0;  // What the inner pool has counted for pins.
+  std::uint64_t pin_hits_ = 0;
   TimeNs first_end_ = kNever;
   std::int32_t max_rows_ = 0;
 };
@@ -295,7 +309,7 @@ Status Pinning<Pool>::pin(const SequenceContentView& content, std::int64_t token
             "the prefix is not cached in full"};
   }
   const Row trial = row_of(pins_.size());
-  if (!pool_.acquire(trial, match)) {
+  if (!acquire_pin(trial, match)) {
     return {Errc::InternalError, "pin", tokens, 0, "the match was refused"};
   }
   std::size_t unused = pins_.size();
@@ -317,7 +331,7 @@ Status Pinning<Pool>::pin(const SequenceContentView& content, std::int64_t token
     return {Errc::QueueFull, "share_permille", num_pinned_ + wanted, most_pinned(),
             "too many blocks are pinned"};
   }
-  if (!pool_.acquire(row_of(unused), pool_.match(content, wanted * block))) {
+  if (!acquire_pin(row_of(unused), pool_.match(content, wanted * block))) {
     return {Errc::InternalError, "pin", tokens, 0, "the match was refused"};
   }
   pins_[unused] = {until, wanted};

@@ -51,6 +51,22 @@ TEST_CASE("Pinning names the field of a bad configuration") {
   }
 }
 
+TEST_CASE("A pin is no query of a request") {
+  Pool pool = make_pool(100);
+  pass(pool, 1, 200);
+  pass(pool, 1, 200);
+  const PoolStats before = pool.stats();
+  REQUIRE(before.prefix_hit_tokens > 0);
+  const Content shared(count_from(1, 200), 16);
+  REQUIRE(pool.pin(shared.view(), 200, TimeNs{1000}).is_ok());
+  REQUIRE(pool.pin(shared.view(), 200, TimeNs{2000}).is_ok());
+  CHECK(pool.pin(shared.view(), 400, TimeNs{2000}).code == Errc::NotFound);
+  CHECK(pool.stats().prefix_queries_tokens == before.prefix_queries_tokens);
+  CHECK(pool.stats().prefix_hit_tokens == before.prefix_hit_tokens);
+  pass(pool, 1, 200);
+  CHECK(pool.stats().prefix_queries_tokens > before.prefix_queries_tokens);
+}
+
 TEST_CASE("A pinned prefix outlives one-off traffic, until its time is over") {
   Pool pool = make_pool(100);
   REQUIRE(pass(pool, 1, 200) == 0);
