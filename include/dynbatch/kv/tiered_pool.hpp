@@ -289,10 +289,12 @@ class TieredPool {
     }
   }
   void count_touches(Row row, std::int64_t found) noexcept;
+  /// A row that was not given what host memory has holds it now, so as not to write it again.
+  void hold_written(Row row, const SequenceContentView& content, std::int64_t end) noexcept;
   /// Whether loading `more` blocks behind `held` ones is predicted to be faster than computing
   /// them.
   [[nodiscard]] bool is_load_faster(std::int64_t held, std::int64_t more) const noexcept {
-    return config_.load_block_ns == 0 ||
+    return config_.load_block_ns == 0 || (!cost_.is_known() && config_.tier.token_ns == 0) ||
            saturating_mul(more, config_.load_block_ns) <
                detail::compute_time(cost_, config_.tier.token_ns, held * block_size_,
                                     more * block_size_)

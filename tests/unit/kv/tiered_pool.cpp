@@ -266,3 +266,39 @@ TEST_CASE("What is computed faster than loaded is computed") {
   CHECK(loaded(400'000, attention) == 16);
   CHECK(loaded(432'000, attention) == 0);
 }
+
+TEST_CASE("What is computed instead of loaded is not written again") {
+  TieredPool<> pool({.pool = {.num_blocks = 5, .block_size = 4},
+                     .num_host_blocks = 40,
+                     .min_load_blocks = 1,
+                     .load_block_ns = 1'000'000'000});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  std::size_t written = 0;
+  for (std::uint64_t plan = 1; plan <= 8; ++plan) {
+    const Content content(count_from(plan % 2 == 0 ? 1 : 500, 18), 16);
+    REQUIRE(pool.match(content.view(), 17).num_tokens == 0);
+    const bool acquires = plan % 4 < 2;  // a scheduler needn't, without a hit
+    REQUIRE((!acquires || pool.acquire(Row{0}, pool.match(content.view(), 17))));
+    REQUIRE(pool.extend(Row{0}, 18));
+    pool.publish(Row{0}, content.view(), 18, PlanId{plan});
+    pool.settle(PlanId{plan});
+    pool.release(Row{0});
+    REQUIRE(pool.check().is_ok());
+    written += drain(pool, plan + 1).size();
+  }
+  CHECK(written == 8);
+  CHECK(pool.stats().host_blocks == 8);
+}
+
+TEST_CASE("Without a time to compute a token, what host memory has is loaded") {
+  TieredPool<> pool({.pool = {.num_blocks = 5, .block_size = 4},
+                     .num_host_blocks = 40,
+                     .min_load_blocks = 1,
+                     .load_block_ns = 1'000'000'000,
+                     .tier = {.token_ns = 0}});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  const Content a(count_from(1, 18), 16);
+  pass(pool, a, 1);
+  pass(pool, Content(count_from(500, 18), 16), 2);
+  CHECK(pool.match(a.view(), 17).num_loaded == 16);
+}

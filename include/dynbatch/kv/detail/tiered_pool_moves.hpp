@@ -78,9 +78,11 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   if (config_.min_touches > 1) {
     count_touches(row, device.num_blocks);
   }
+  // All that host memory has of the content, also where it is computed: that isn't written again.
+  // But a row without a block on the device has none here either.
   PrefixMatch host = host_match_;
   host.num_blocks =
-      match.ticket == device_match_.ticket ? min_of(match.num_blocks, host_match_.num_blocks) : 0;
+      match.num_blocks > 0 && match.ticket == device_match_.ticket ? host_match_.num_blocks : 0;
   if (host_match_.newest_pending != kNoPlan && !is_loading) {
     host.num_blocks = 0;  // another sequence writes them still; if it fails they are void
   }
@@ -126,12 +128,15 @@ template <class Pool, class Tier>
 void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content,
                                      std::int64_t tokens, PlanId plan) noexcept {
   pool_.publish(row, content, tokens, plan);
-  const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
   std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
                             static_cast<std::int64_t>(pool_.table(0, row).size()));
   if (config_.min_touches > 1) {
     end = min_of<std::int64_t>(end, end > 0 ? worth_[static_cast<std::size_t>(row.value)] : 0);
   }
+  if (config_.load_block_ns > 0) {
+    hold_written(row, content, end);
+  }
+  const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
   if (end <= held || moves_.size() + static_cast<std::size_t>(end - held) > moves_.capacity() ||
       !host_.extend(row, end * block_size_)) {
     return;  // not now: a later block takes them along
@@ -145,6 +150,18 @@ void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content
     link_.note_writes(content, host_.table(0, row), held, published);
   }
   write_through(row, held, published, plan);
+}
+
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::hold_written(Row row, const SequenceContentView& content,
+                                          std::int64_t end) noexcept {
+  if (end <= 0 || !host_.table(0, row).empty()) {
+    return;
+  }
+  const PrefixMatch written = host_.match(content, end * block_size_);
+  if (written.num_blocks > 0 && written.newest_pending == kNoPlan) {
+    host_.acquire(row, written);
+  }
 }
 
 template <class Pool, class Tier>
