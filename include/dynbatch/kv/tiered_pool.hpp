@@ -124,6 +124,7 @@ class TieredPool {
   [[nodiscard]] bool shares_prefixes() const noexcept { return pool_.shares_prefixes(); }
 
   /// `num_loaded` of the match come from host memory; `idle_blocks` counts the blocks they need.
+  /// With min_touches > 1 the content has to stay where it is until acquire().
   [[nodiscard]] PrefixMatch match(const SequenceContentView& content, std::int64_t limit) noexcept;
   bool acquire(Row row, const PrefixMatch& match) noexcept;
   bool extend(Row row, std::int64_t tokens) noexcept {
@@ -155,6 +156,9 @@ class TieredPool {
     cancel(row, first / block_size_, true);
     host_.withdraw(row, first);
     host_.truncate(row, first / block_size_ * block_size_);
+    if (config_.min_touches > 1) {
+      forget_touches(row, static_cast<std::size_t>(max_of<std::int64_t>(tokens, 0) / block_size_));
+    }
     return pool_.withdraw(row, tokens);
   }
   [[nodiscard]] bool reads_withdrawn(Row row) const noexcept { return pool_.reads_withdrawn(row); }
@@ -288,7 +292,9 @@ class TieredPool {
       touches_[static_cast<std::size_t>(table[i].value)] = 0;
     }
   }
-  void count_touches(Row row, std::int64_t found) noexcept;
+  [[nodiscard]] std::int64_t count_touches(Row row, std::int64_t found) noexcept;
+  /// Enters the row's blocks up to `end` in the host index and notes their moves.
+  void write(Row row, const SequenceContentView& content, std::int64_t end, PlanId plan) noexcept;
   /// A row that was not given what host memory has holds it now, so as not to write it again.
   void hold_written(Row row, const SequenceContentView& content, std::int64_t end) noexcept;
   /// Whether loading `more` blocks behind `held` ones is predicted to be faster than computing
@@ -309,13 +315,13 @@ class TieredPool {
   FixedVector<Move> moves_;  // not told yet, oldest first
   // Only where min_touches is above 1.
   Buffer<std::int32_t> touches_;  // by device block: how often its content was found
-  Buffer<std::int32_t> worth_;    // by row: leading blocks that were found often enough
   struct NoLink {
     explicit NoLink(Tier tier) noexcept { static_cast<void>(tier); }
   };
   [[no_unique_address]] std::conditional_t<kHasTier, detail::TierLink<Tier>, NoLink> link_;
   PrefixMatch device_match_{};
   PrefixMatch host_match_{};
+  SequenceContentView matched_{};  // of the latest match, if uses are counted
   StepCost cost_{};
   std::int64_t block_size_ = 1;
   std::uint64_t num_loaded_ = 0;

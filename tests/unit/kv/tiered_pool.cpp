@@ -202,8 +202,22 @@ TEST_CASE("Blocks that are worth it only when used again are written then, paren
   const Content a(count_from(1, 26), 24);
   std::uint64_t plan = 1;
   const auto use = [&](const Content& content) {
-    const std::vector<BlockSwap> swaps = pass(pool, content, plan);
-    plan += 2;
+    // As a scheduler does: nothing is published where no further block is full.
+    const PrefixMatch match = pool.match(content.view(), content.length() - 1);
+    REQUIRE(pool.acquire(Row{0}, match));
+    REQUIRE(pool.extend(Row{0}, content.length()));
+    if (match.num_blocks < content.length() / 4) {
+      pool.publish(Row{0}, content.view(), content.length(), PlanId{plan});
+    }
+    const std::vector<BlockSwap> swaps = drain(pool, plan);  // with the plan that admits it
+    for (std::size_t i = 0; i < swaps.size(); ++i) {
+      CHECK(swaps[i].to_host);
+      CHECK(swaps[i].device == pool.table(0, Row{0})[6 - swaps.size() + i]);
+    }
+    pool.settle(PlanId{plan});
+    pool.release(Row{0});
+    CHECK(drain(pool, ++plan).empty());
+    REQUIRE(pool.check().is_ok());
     return swaps.size();
   };
   CHECK(use(a) == 0);  // computed: the first use
@@ -223,6 +237,55 @@ TEST_CASE("Blocks that are worth it only when used again are written then, paren
   }
   CHECK(use(b) == 3);
   CHECK(pool.stats().host_blocks == 9);
+}
+
+TEST_CASE("Of what a plan in flight still computes, the write waits for the plan behind it") {
+  TieredPool<> pool({.pool = {.num_blocks = 20, .block_size = 4},
+                     .num_host_blocks = 20,
+                     .min_load_blocks = 1,
+                     .min_touches = 2});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  const Content a(count_from(1, 18), 16);
+  REQUIRE(admit(pool, Row{0}, a, 18, PlanId{1}) == 0);
+  REQUIRE(admit(pool, Row{1}, a, 18, PlanId{1}) == 16);
+  CHECK(drain(pool, 1).empty());
+  SECTION("it is computed") {
+    CHECK(drain(pool, 2).size() == 4);
+    pool.settle(PlanId{2});
+  }
+  SECTION("it fails, and nobody finds it") {
+    pool.withdraw(Row{0}, 0);
+    REQUIRE(pool.reads_withdrawn(Row{1}));
+    pool.withdraw(Row{1}, 16);
+    pool.settle(PlanId{1});
+    pool.release(Row{0});
+    pool.release(Row{1});
+    CHECK(drain(pool, 2).empty());
+    CHECK(pool.match(a.view(), 17).num_tokens == 0);
+    CHECK(pool.stats().host_blocks == 0);
+    REQUIRE(admit(pool, Row{0}, a, 18, PlanId{3}) == 0);
+    CHECK(drain(pool, 4).empty());  // the first use of what it holds now
+  }
+  REQUIRE(pool.check().is_ok());
+}
+
+TEST_CASE("What is computed anew in place is used for the first time") {
+  TieredPool<> pool(
+      {.pool = {.num_blocks = 20, .block_size = 4}, .num_host_blocks = 20, .min_touches = 3});
+  REQUIRE(pool.attach({.max_rows = 4, .max_context_tokens = 64}).is_ok());
+  const Content a(count_from(1, 18), 16);
+  REQUIRE(admit(pool, Row{0}, a, 18, PlanId{1}) == 0);
+  REQUIRE(admit(pool, Row{1}, a, 18, PlanId{1}) == 16);
+  pool.withdraw(Row{0}, 0);
+  pool.withdraw(Row{1}, 16);
+  pool.settle(PlanId{1});
+  pool.release(Row{1});
+  pool.publish(Row{0}, a.view(), 18, PlanId{2});
+  pool.settle(PlanId{2});
+  REQUIRE(admit(pool, Row{1}, a, 18, PlanId{3}) == 16);
+  CHECK(drain(pool, 3).empty());
+  REQUIRE(admit(pool, Row{2}, a, 18, PlanId{4}) == 16);
+  CHECK(drain(pool, 4).size() == 4);
 }
 
 TEST_CASE("A block that holds something else starts to count anew") {

@@ -28,13 +28,13 @@ Status TieredPool<Pool, Tier>::attach(const PoolAttachment& attachment) noexcept
   if (config_.min_touches > 1) {
     const std::int64_t blocks = s ? pool_.stats().total_blocks : 0;
     s = s ? touches_.allocate(static_cast<std::size_t>(blocks), "num_blocks") : s;
-    s = s ? worth_.allocate(static_cast<std::size_t>(attachment.max_rows), "max_rows") : s;
   }
   if constexpr (kHasTier) {
     s = s ? link_.attach(config_.tier, attachment, config_.num_host_blocks,
                          static_cast<std::int32_t>(block_size_), moves)
           : s;
   }
+  matched_ = {};
   num_loaded_ = 0;
   return s;
 }
@@ -47,6 +47,9 @@ PrefixMatch TieredPool<Pool, Tier>::match(const SequenceContentView& content,
   }
   device_match_ = pool_.match(content, limit);
   host_match_ = host_.match(content, limit);
+  if (config_.min_touches > 1) {
+    matched_ = content;
+  }
   PrefixMatch result = device_match_;
   const std::int64_t more = host_match_.num_blocks - device_match_.num_blocks;
   const bool has_room = moves_.size() + static_cast<std::size_t>(max_of<std::int64_t>(more, 0)) <
@@ -75,9 +78,6 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   if (!pool_.acquire(row, device)) {
     return false;
   }
-  if (config_.min_touches > 1) {
-    count_touches(row, device.num_blocks);
-  }
   // All that host memory has of the content, also where it is computed: that isn't written again.
   // But a row without a block on the device has none here either.
   PrefixMatch host = host_match_;
@@ -89,6 +89,13 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   const bool has_host = host_.acquire(row, host);
   if constexpr (kHasTier) {
     link_.touch(host_.table(0, row));
+  }
+  if (config_.min_touches > 1) {
+    const std::int64_t worth = count_touches(row, device.num_blocks);
+    // Where host memory has some of it still to be written, somebody else has just begun.
+    if (!is_loading && host_match_.newest_pending == kNoPlan) {
+      write(row, matched_, worth, device_match_.newest_pending);
+    }
   }
   if (!is_loading) {
     return true;
@@ -108,12 +115,13 @@ bool TieredPool<Pool, Tier>::acquire(Row row, const PrefixMatch& match) noexcept
   return true;
 }
 
-/// A row has found its first `found` blocks. Those that were found often enough by now will be
-/// written with what it publishes: its leading ones, so that parents come before children.
+/// A row has found its first `found` blocks. Returns how many leading ones were found often enough
+/// by now: they are written with the plan that admits the row, or, as far as a plan in flight has
+/// still to compute them, with the next one; parents before children. The row holds them meanwhile.
 template <class Pool, class Tier>
-void TieredPool<Pool, Tier>::count_touches(Row row, std::int64_t found) noexcept {
+std::int64_t TieredPool<Pool, Tier>::count_touches(Row row, std::int64_t found) noexcept {
   const std::span<const BlockId> table = pool_.table(0, row);
-  std::int32_t worth = 0;
+  std::int64_t worth = 0;
   for (std::int64_t i = 0; i < found; ++i) {
     std::int32_t& touches =
         touches_[static_cast<std::size_t>(table[static_cast<std::size_t>(i)].value)];
@@ -121,25 +129,31 @@ void TieredPool<Pool, Tier>::count_touches(Row row, std::int64_t found) noexcept
     worth += worth == i && touches + 1 >= config_.min_touches ? 1 : 0;
   }
   forget_touches(row, static_cast<std::size_t>(found));  // a block to copy to
-  worth_[static_cast<std::size_t>(row.value)] = worth;
+  return worth;
 }
 
 template <class Pool, class Tier>
 void TieredPool<Pool, Tier>::publish(Row row, const SequenceContentView& content,
                                      std::int64_t tokens, PlanId plan) noexcept {
   pool_.publish(row, content, tokens, plan);
-  std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
-                            static_cast<std::int64_t>(pool_.table(0, row).size()));
   if (config_.min_touches > 1) {
-    end = min_of<std::int64_t>(end, end > 0 ? worth_[static_cast<std::size_t>(row.value)] : 0);
+    return;  // written by those who find it
   }
+  const std::int64_t end = min_of(max_of<std::int64_t>(tokens, 0) / block_size_,
+                                  static_cast<std::int64_t>(pool_.table(0, row).size()));
   if (config_.load_block_ns > 0) {
     hold_written(row, content, end);
   }
+  write(row, content, end, plan);
+}
+
+template <class Pool, class Tier>
+void TieredPool<Pool, Tier>::write(Row row, const SequenceContentView& content, std::int64_t end,
+                                   PlanId plan) noexcept {
   const auto held = static_cast<std::int64_t>(host_.table(0, row).size());
   if (end <= held || moves_.size() + static_cast<std::size_t>(end - held) > moves_.capacity() ||
       !host_.extend(row, end * block_size_)) {
-    return;  // not now: a later block takes them along
+    return;  // not now: a later block, or the next use, takes them along
   }
   host_.publish(row, content, end * block_size_, plan);
   const std::int64_t published = host_.num_published_blocks(row);
@@ -226,9 +240,6 @@ void TieredPool<Pool, Tier>::release(Row row) noexcept {
   }
   for (Move& move : moves_) {
     move.row = move.row == row ? kNoRow : move.row;  // the next sequence there is another one
-  }
-  if (row.value >= 0 && static_cast<std::size_t>(row.value) < worth_.size()) {
-    worth_[static_cast<std::size_t>(row.value)] = 0;
   }
   pool_.release(row);
   host_.release(row);
